@@ -77,7 +77,7 @@ def measure(device: TimedDevice, encoder: BatchEncoder, stream: Stream, item: Ma
     for _ in range(_ROUNDS + 2):
         began = time.perf_counter()
         batch = encoder.prepare([item])
-        while not batch.transfer.over:
+        while not batch.transfer.finished:
             encoder.send(batch)
         start = device.mark(stream)
         encoded = encoder.launch(batch)

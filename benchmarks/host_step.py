@@ -44,6 +44,7 @@ from omni.sampling import SamplingParams
 from omni.stage import Abort, Ended, Feed, Open, Produced
 from omni_ar.attention import TorchPagedAttention
 from omni_ar.inputs import Prompt
+from omni_ar.kernels.step.handoff import NUM_TOKENS
 from omni_ar.model import ArModel, ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -175,7 +176,7 @@ def worker_of(device: CpuDevice, model: ArModel, options: ArOptions) -> tuple[Ar
     blocks = limits.rows * limits.max_blocks
     runner.allocate(blocks)
     # What `accept_tokens` would write.
-    runner._state.handoff.device[..., 1] = runner._buffers.accepted_NW[:, 1] = 1
+    runner._state.handoff.device[..., NUM_TOKENS] = runner._buffers.accepted_NW[:, NUM_TOKENS] = 1
     return ArWorker("decode", runner, shape=model.shape, limits=limits, options=options, num_blocks=blocks), runner
 
 

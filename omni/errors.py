@@ -152,7 +152,7 @@ class ConfigError(_FieldError):
 
 
 class _RequestError(_FieldError):
-    """operator_remedy: what the operator, who loads the model, can do instead, such as `"raise text.max_model_len"`; `""` for
+    """operator_remedy: the remedy of the operator, who loads the model, such as `"raise text.max_model_len"`; `""` for
     nothing. The text has both remedies. Servers send their clients `remedy` alone."""
 
     def __init__(self, field: str, problem: str, remedy: str, operator_remedy: str = "") -> None:

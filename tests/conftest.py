@@ -31,10 +31,10 @@ from transformers import PreTrainedConfig
 
 from omni.api import load
 from omni.testing import no_retries, planted_faults
+from tests.fork_server import ForkServer
+from tests.process_state import changes, forget_strangers, process_state
+from tests.quick_interpreter import remember_builtins
 from tests.support.browser import chromium
-from tests.support.fork_server import ForkServer
-from tests.support.process_state import changes, forget_strangers, process_state
-from tests.support.quick_interpreter import remember_builtins
 
 # The order of a reduction follows the number of threads.
 torch.set_num_threads(1)

@@ -67,7 +67,7 @@ def test_slow(request):
 LEAVES = """
 import importlib, os, signal, sys
 
-def test_leaves_what_files_after_it_would_find(tmp_path, monkeypatch):
+def test_leaves_changes_that_later_files_would_find(tmp_path, monkeypatch):
     (tmp_path / "made_here.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("made_here")
@@ -120,8 +120,8 @@ def test_a_repeated_batch_fails_the_test_unless_it_plants_faults(ran: "subproces
 
 def test_a_file_that_changes_the_process_fails(ran: "subprocess.CompletedProcess[str]") -> None:
     assert verdicts(ran, "test_leaving.py", "test_next.py") == {
-        "PASSED test_leaving.py::test_leaves_what_files_after_it_would_find",
-        "ERROR test_leaving.py::test_leaves_what_files_after_it_would_find",
+        "PASSED test_leaving.py::test_leaves_changes_that_later_files_would_find",
+        "ERROR test_leaving.py::test_leaves_changes_that_later_files_would_find",
         "PASSED test_next.py::test_finds_them",
     }, ran.stdout
     for change in ("os.environ['LEFT']: 'nothing' -> 'yes'", "signal.getsignal(SIGUSR1): "):
@@ -134,7 +134,7 @@ def test_names_of_tests_have_at_most_70_characters() -> None:
     assert long == []
 
 
-def test_a_hang_ends_and_whoever_waits_may_say_so_before(pytestconfig: pytest.Config) -> None:
+def test_a_hang_ends_and_a_wait_may_report_it_before(pytestconfig: pytest.Config) -> None:
     assert PATIENCE_SECONDS < float(pytestconfig.getini("timeout")) <= 1800
     assert pytestconfig.getini("timeout_method") == "thread"
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from tests.support.entry_points import REPOSITORY
 
 SUPPORT = REPOSITORY / "tests" / "support"
-WHOLE_SUITE = {"fork_server", "process_state", "quick_interpreter"}
-"""Modules that tests/conftest.py alone imports, for every test."""
 
 
 @cache
@@ -40,6 +38,6 @@ def test_every_helper_in_support_serves_several_folders() -> None:
     few = {}
     for file in SUPPORT.glob("*.py"):
         folders = folders_that_use(file.stem)
-        if len(folders) < 2 and file.stem not in WHOLE_SUITE:
+        if len(folders) < 2:
             few[file.stem] = sorted(folder.relative_to(REPOSITORY).as_posix() for folder in folders)
     assert not few, f"move these beside the tests that use them: {few}"

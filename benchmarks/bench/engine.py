@@ -69,7 +69,7 @@ class BenchEngine:
         self.engine.submit(request, take)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether all requests have been answered."""
         return not self._open
 
@@ -81,7 +81,7 @@ class BenchEngine:
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Ticks without a rest until all requests are answered, or `until`; then waits for the device."""
         with torch.inference_mode():
-            while not (self.over if until is None else until()):
+            while not (self.finished if until is None else until()):
                 self.tick()
         synchronize(self.device)
 

@@ -116,11 +116,11 @@ def _window(bench: BenchEngine, load: Load) -> tuple[int, int]:
     end = start + int(load.seconds * 1e9)
     wanted = {stage: len(recorder.steps) + load.steps for stage, recorder in bench.recorders.items()}
 
-    def over() -> bool:
+    def finished() -> bool:
         enough = all(len(bench.recorders[stage].steps) > count for stage, count in wanted.items())
         return enough and time.perf_counter_ns() >= end
 
-    _tick(bench, over)
+    _tick(bench, finished)
     return start, time.perf_counter_ns()
 
 

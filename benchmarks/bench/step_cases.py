@@ -17,6 +17,7 @@ from omni_ar.kernels.step import (
     post_update,
     prepare_decodes,
 )
+from omni_ar.kernels.step.handoff import NUM_TOKENS
 from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel, ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
 from omni_ar.options import ArOptions
@@ -147,5 +148,5 @@ def _made(model: ArModel, sizes: KernelSizes, rows: int, b: Buffers) -> tuple[Ro
     state.block_table.copy_(torch.arange(state.block_table.numel()).view_as(state.block_table))
     state.sampling.stop_ids.fill_(-1)
     step = allocate_step_buffers(device, model, limits, b.dtype)
-    step.accepted_NW[:, 1] = 1
+    step.accepted_NW[:, NUM_TOKENS] = 1
     return state, step, b.arange(rows)

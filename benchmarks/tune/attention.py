@@ -166,7 +166,7 @@ def decode_candidates(case: AttentionCase, tiles: Sequence[tuple[int, int, int]]
 
 
 def compile_one(job: tuple[str, Settings]) -> None:
-    """Fills the compiler's cache. What does not fit the device is heard of when it is timed."""
+    """Fills the compiler's cache. Settings that do not fit the device are reported when they are timed."""
     shape, settings = job
     with suppress(TritonError, RuntimeError):
         AttentionCase(*SHAPES[shape], [32], [1]).run(settings, 0)

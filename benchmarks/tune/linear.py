@@ -148,7 +148,7 @@ def multiply(x_TD: Tensor, weight_ND: Tensor, gated: bool, config: LinearSetting
 
 
 def compile_one(job: Job) -> None:
-    """Fills the compiler's cache. What does not fit the device is heard of when it is timed."""
+    """Fills the compiler's cache. Settings that do not fit the device are reported when they are timed."""
     with suppress(TritonError, RuntimeError):
         launch(job)
 

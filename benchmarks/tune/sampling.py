@@ -44,10 +44,8 @@ DRAWN = Need.CODE_RANDOM | Need.CODE_TOP_K | Need.CODE_TOP_P
 CHECKED = ("greedy", "temperature", "top-k 50, top-p 0.8")
 ROW_SETTINGS = [RowSettings(warps=warps) for warps in (1, 2, 4, 8)]
 SETTINGS = [
-    WideSettings(
-        block=block, segment=segment, nucleus=256, scan_warps=scan, scan_registers=registers, finish_warps=finish
-    )
-    for block, segment, scan, registers, finish in (
+    WideSettings(block=block, tile=tile, nucleus=256, scan_warps=scan, scan_registers=registers, finish_warps=finish)
+    for block, tile, scan, registers, finish in (
         (2048, 128, 4, 64, 8),
         (2048, 128, 8, 40, 8),
         (1024, 128, 4, 48, 8),

@@ -1,4 +1,4 @@
-"""The connector of two processes of a host, whatever their devices: a pool of shared memory, pinned at both ends.
+"""The connector of two processes of a host, with any devices: a pool of shared memory, pinned at both ends.
 
 The sender copies payloads off its device into the pool, the receiver copies them onto its own. On the CPU a consumer
 reads small payloads in the pool itself. `omni.connector.pool` states who owns a range of the pool when.

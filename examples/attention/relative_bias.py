@@ -28,7 +28,7 @@ class BiasedAttention(nn.Module):
         meta, cache = batch.attention, batch.cache
         q_THW, k_THW, v_THW = self.qkv(x_TD).unflatten(1, (3, HEADS, -1)).unbind(1)
         cache.write(self._layer, k_THW, v_THW, meta.slots_T)
-        # Zeros: padding behind the rows keeps them.
+        # Zeros: padding after the rows keeps them.
         y_THW = torch.zeros_like(q_THW)
         if meta.num_decode:
             decodes, lengths_R = slice(0, meta.num_decode), meta.decode_lengths_R

@@ -42,7 +42,7 @@ class GenerateArguments(TypedDict, total=False):
     n: answers to each request, 1 to 64, numbered by `Output.sample`; a `Result` has the others in `alternatives`. They differ
     only where sampling is random, so not at temperature 0. Default: 1.
     raw_prompt: a text is the whole prompt, without the chat template. For families that take it. Default: False.
-    max_prompt_tokens: a longer prompt is refused before it reaches a stage. Default: None, what the stage takes.
+    max_prompt_tokens: a longer prompt is refused before it reaches a stage. Default: None, the limit of the stage.
     """
 
     modalities: Sequence[str] | None
@@ -161,7 +161,7 @@ def _integer(value: object, field: str, low: int, high: int, remedy: str) -> int
     if not isinstance(value, int) or isinstance(value, bool):
         raise InputError(field, f"is a {type(value).__name__}", remedy)
     if not low <= value <= high:
-        bounds = f"{low} to {high}" if high < 2**32 else "what fits 64 bits"
+        bounds = f"{low} to {high}" if high < 2**32 else "a 64-bit integer"
         raise InputError(field, f"{quoted(value)} is out of range", f"use {bounds}")
     return int(value)
 

@@ -45,8 +45,8 @@ class AsyncOmni(Session):
         """As `Omni.hidden_states`."""
         from omni.api.hidden_states import check_hidden_states, read_hidden_states
 
-        asked = check_hidden_states(self.pipeline, messages, arguments)
-        return read_hidden_states(asked, await self.complete(messages, **asked.arguments))
+        call = check_hidden_states(self.pipeline, messages, arguments)
+        return read_hidden_states(call, await self.complete(messages, **call.arguments))
 
     def _start(
         self, messages: object, arguments: GenerateArguments, *, keep: bool

@@ -93,7 +93,7 @@ class Client:
         if self.owner.forked:
             return
         self._closing = True
-        self.executor.ask(self._shut)
+        self.executor.submit(self._shut)
         self.executor.join()
         failure, self._failure = self._failure, None
         if failure is not None:

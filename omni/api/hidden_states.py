@@ -46,7 +46,7 @@ class HiddenStates:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HiddenStatesCall:
     """A checked call. modality: of the states. layers: to give, of those that the stage keeps. arguments: of `generate`."""
 
     stage: str
@@ -74,7 +74,7 @@ class HiddenStatesArguments(TypedDict, total=False):
     cache_salt: str
 
 
-def check_hidden_states(pipeline: Pipeline, messages: object, arguments: HiddenStatesArguments) -> Asked:
+def check_hidden_states(pipeline: Pipeline, messages: object, arguments: HiddenStatesArguments) -> HiddenStatesCall:
     """Raises InputError naming the field, for any value, and TypeError for an unknown argument."""
     unknown = arguments.keys() - HiddenStatesArguments.__optional_keys__
     if unknown:
@@ -95,7 +95,7 @@ def check_hidden_states(pipeline: Pipeline, messages: object, arguments: HiddenS
         "priority": arguments.get("priority", 0),
         "cache_salt": arguments.get("cache_salt", ""),
     }
-    return Asked(name, modality, layers, device, given)
+    return HiddenStatesCall(name, modality, layers, device, given)
 
 
 def _device(given: object) -> torch.device:
@@ -148,15 +148,15 @@ def _layers(pipeline: Pipeline, name: str, layers: object) -> tuple[int, ...]:
     return tuple(map(int, layers))
 
 
-def read_hidden_states(asked: Asked, result: Result) -> HiddenStates:
+def read_hidden_states(call: HiddenStatesCall, result: Result) -> HiddenStates:
     """Raises StageError for a request that ended before its first token."""
-    payloads = result.outputs.get(asked.modality, ())
+    payloads = result.outputs.get(call.modality, ())
     if not payloads:
-        raise StageError(asked.stage, "giving hidden states", "the request ended before its first token")
+        raise StageError(call.stage, "giving hidden states", "the request ended before its first token")
     (payload,) = payloads
     given, hidden = payload.meta, payload.tensors["hidden"]
     assert isinstance(given, RequestHiddenStates)
     assert isinstance(hidden, torch.Tensor)
-    indexes = [given.layers.index(layer) for layer in asked.layers]
+    indexes = [given.layers.index(layer) for layer in call.layers]
     states = hidden.unflatten(1, (len(given.layers), -1)).transpose(0, 1)[indexes]
-    return HiddenStates(states.to(asked.device), asked.layers, given.prompt_tokens, result)
+    return HiddenStates(states.to(call.device), call.layers, given.prompt_tokens, result)

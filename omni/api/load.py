@@ -53,7 +53,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _LoadRequest:
     """A model to load, with the settings of its engine and its front end."""
 
     model: str | os.PathLike[str]
@@ -77,7 +77,7 @@ def load(
     """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError.
 
     early: a process for the engine that runs already. It has ended when this returns an engine in a thread; if this raises, the
-    caller ends it. check: of the front end, before the weights are waited for; raises what loading raises.
+    caller ends it. check: of the front end, before the weights are waited for; raises the errors of loading.
     """
     options, _ = engine_options(layers)
     front, _ = frontend_options(layers)
@@ -85,7 +85,7 @@ def load(
     check_exists(named)
     check_set_places(layers)
     options = msgspec.structs.replace(options, device=str(named), dtype=dtype_for(options, named))
-    asked = _Asked(
+    asked = _LoadRequest(
         model=model,
         layers=layers,
         plugins=plugins,
@@ -101,8 +101,8 @@ def load(
     return _load(asked, open_device(options.device))
 
 
-def _load_in_processes(asked: _Asked) -> Loaded:
-    # The first process imports what it needs while this one reads settings and files.
+def _load_in_processes(asked: _LoadRequest) -> Loaded:
+    # The first process does its imports while this one reads settings and files.
     group = EngineGroup(asked.early)
     try:
         return _load(asked, group)
@@ -111,7 +111,7 @@ def _load_in_processes(asked: _Asked) -> Loaded:
         raise
 
 
-def _load(asked: _Asked, place: EngineGroup | Device) -> Loaded:
+def _load(asked: _LoadRequest, place: EngineGroup | Device) -> Loaded:
     """place: where the engine is built: in processes, or on a device of this one."""
     model, choice, options = asked.model, asked.choice, asked.options
     plugins = asked.plugins if asked.plugins is not None else load_plugins()

@@ -69,8 +69,8 @@ class Omni(Session):
         """
         from omni.api.hidden_states import check_hidden_states, read_hidden_states
 
-        asked = check_hidden_states(self.pipeline, messages, arguments)
-        return read_hidden_states(asked, self.generate(messages, stream=False, **asked.arguments))
+        call = check_hidden_states(self.pipeline, messages, arguments)
+        return read_hidden_states(call, self.generate(messages, stream=False, **call.arguments))
 
     def close(self) -> None:
         """Aborts all requests, frees the model and ends every thread, except one that a library keeps busy with a request.

@@ -28,7 +28,7 @@ class RequestOutput:
         self.started = False
         self.finished = False
         self.error: OmniError | None = None
-        self._after_stop: Callable[[Sequence[int]], str] = lambda held: ""
+        self._after_stop: Callable[[Sequence[int]], str] = lambda withheld: ""
         self._decoder = decoder
         self._text_stage = text_stage
         self._keep = keep
@@ -69,7 +69,7 @@ class RequestOutput:
                 self._times.stage(at, event.stage, event.counts)
                 if event.stage != self._text_stage or self._decoder is None:
                     return None
-                return self._text(self._last_text(self._decoder, event.held), event.held)
+                return self._text(self._last_text(self._decoder, event.withheld), event.withheld)
             case RequestFinished():
                 return self.end(at, None)
             case RequestFailed():
@@ -102,10 +102,10 @@ class RequestOutput:
             self._tokens += ids
         return _text_of(decoder.push(ids), decoder.push)
 
-    def _last_text(self, decoder: TextDecoder, held: Sequence[int]) -> str:
-        """The rest of the text. held: tokens that a stop string ends in."""
-        text = self._read(decoder, held) + _text_of(decoder.finish(), decoder.finish)
-        return text[: len(text) - len(self._after_stop(held))]
+    def _last_text(self, decoder: TextDecoder, withheld: Sequence[int]) -> str:
+        """The rest of the text. withheld: tokens that a stop string ends in."""
+        text = self._read(decoder, withheld) + _text_of(decoder.finish(), decoder.finish)
+        return text[: len(text) - len(self._after_stop(withheld))]
 
     def _text(self, text: str, ids: Sequence[int]) -> Output | None:
         if self._keep:

@@ -37,7 +37,7 @@ class SerialExecutor:
         """Has `work` called, unless the thread is about to end. Safe in a finalizer."""
         self._work.put(work)
 
-    def ask(self, work: Callable[[], object]) -> None:
+    def submit(self, work: Callable[[], object]) -> None:
         """Has `work` called, in the caller's thread if the executor's has ended. Does not wait."""
         self._work.put(work)
         if self._ended.is_set():
@@ -49,7 +49,7 @@ class SerialExecutor:
         if self.current:
             return work()
         answer: Future[T] = Future()
-        self.ask(lambda: _answer(answer, work))
+        self.submit(lambda: _answer(answer, work))
         return answer.result()
 
     def end(self) -> None:

@@ -73,7 +73,7 @@ class GenerateCall:
         """Starts the requests; returns at once. Errors of a request come as events."""
         requests, self._requests = self._requests, []
         self._client.handles.update({handle.id: handle for handle in self._handles})
-        self._client.executor.ask(partial(self._client.queue.add, requests))
+        self._client.executor.submit(partial(self._client.queue.add, requests))
 
     def check_owner(self) -> None:
         self._client.owner.check("reading a request's outputs")
@@ -96,7 +96,7 @@ class GenerateCall:
             if is_interrupt(error):
                 raise
             failure = known("frontend", "decoding text", error)
-            self._client.executor.ask(partial(self._handles[index].cancel, failure))
+            self._client.executor.submit(partial(self._handles[index].cancel, failure))
             output = answer.end(at, failure)
         if output is not None and output.finished:
             self._left -= 1
@@ -120,7 +120,7 @@ class GenerateCall:
     def cancel_soon(self) -> None:
         """As `cancel`, without waiting."""
         if not self._client.owner.forked:
-            self._client.executor.ask(self._cancel)
+            self._client.executor.submit(self._cancel)
 
     def abandon_with(self, stream: object) -> None:
         """Cancels the unfinished answers when `stream` is garbage collected."""

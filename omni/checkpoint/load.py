@@ -51,7 +51,7 @@ def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
             if starts or absent:
-                # What was drawn for the parameters before differs from rank to rank, in number too.
+                # The draws for the parameters before differ from rank to rank, in number too.
                 own = f"{seed} {name} {sorted(starts.get(name, ()), key=str)}"
                 generators[device].manual_seed(zlib.crc32(own.encode()))
             init(name, parameter, generators[device])
@@ -149,7 +149,7 @@ def load_module(
 
 
 def _published_view(targets: Mapping[str, torch.Tensor], destination: Destination) -> torch.Tensor:
-    """The view of a parameter that a weight, or its part, fills. What follows a part at the end of a weight becomes zero."""
+    """The view of a parameter that a weight, or its part, fills. Entries after a part at the end of a weight become zero."""
     view = targets[destination.parameter].detach()[destination.index]
     if destination.cut is None:
         return view

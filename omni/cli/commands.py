@@ -303,7 +303,7 @@ def tiny(
 
 @app.command()
 def new(
-    kind: Annotated[Kind, typer.Argument(help="What it brings.")],
+    kind: Annotated[Kind, typer.Argument(help="Kind of plugin.")],
     name: Annotated[str, typer.Argument(help="Name to register: lowercase letters, digits and underscores.")],
     into: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the new folder omni-NAME.")] = Path(),
     debug: Debug = False,

@@ -41,10 +41,10 @@ class Display:
             self._mid_line = not output.text.endswith("\n")
         if output.audio is not None and output.sample_rate is not None:
             self._seconds += len(output.audio) / output.sample_rate
-        text_over = self._text_stage is None or self._text_stage in output.finish_reasons
-        if text_over:
+        text_finished = self._text_stage is None or self._text_stage in output.finish_reasons
+        if text_finished:
             self._end_line()
-        if self._progress and self._seconds and (text_over or not self._shared):
+        if self._progress and self._seconds and (text_finished or not self._shared):
             typer.echo(f"{_ERASE_LINE}audio {self._seconds:.1f} s", nl=False, err=True)
             self._line_shown = True
 

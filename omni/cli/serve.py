@@ -43,7 +43,7 @@ def check_extra() -> None:
 
 
 def serve(arguments: ServeArguments) -> None:
-    """Returns when a signal came and what was under way is answered. Raises OmniError."""
+    """Returns after a signal, once the requests under way are answered. Raises OmniError."""
     # Imported after `check_extra`: they need packages that may be missing.
     from omni.api import AsyncOmni
     from omni.serve.allocator import return_large_buffers

@@ -82,7 +82,7 @@ class SharedRing(_SlotRing):
 
     | buffer | written by | read by | freed by |
     |---|---|---|---|
-    | host slot | the step's phases, on `stream` | host, after the event behind them | as for a `Downloader` |
+    | host slot | the step's phases, on `stream` | host, after their event | as for a `Downloader` |
 
     Check `ready` before launching the step's phases: they write the slot, and `send` only hands it over.
     """

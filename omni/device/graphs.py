@@ -83,9 +83,9 @@ class CapturedGraphs(Generic[KeyT, GraphT]):
         if captured is None:
             self.log_uncaptured(self._others)
             return size, None
-        place = bisect_left(captured, size, key=itemgetter(0))
-        if place < len(captured):
-            return captured[place]
+        index = bisect_left(captured, size, key=itemgetter(0))
+        if index < len(captured):
+            return captured[index]
         batches = f"batches of more than {captured[-1][0]} {self._unit}"
         self.log_uncaptured(batches, f": raise {self._stage}.{self._option}")
         return size, None

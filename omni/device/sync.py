@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class SyncCheck(Enum):
-    """The reaction to a wait for the device. WARN logs each place once, ERROR raises SyncError."""
+    """The reaction to a wait for the device. WARN logs each location once, ERROR raises SyncError."""
 
     OFF = ""
     WARN = "warn"
@@ -56,7 +56,7 @@ class SyncGuard:
     On a CUDA device: operations on its tensors, copies to and from the host that block or use pageable memory, and
     `Device.synchronize`. On the CPU it shows the waits of a GPU: tensors inside a phase count as device tensors, the
     memory of a `HostSlot` as host memory. Calls beside torch's operators and `Device` are not seen. seen: reported
-    places.
+    locations.
     """
 
     def __init__(self, device: Device, check: SyncCheck) -> None:
@@ -84,9 +84,9 @@ class SyncGuard:
             return
         error = SyncError(operation, self.device.launching, remedy)
         frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_LIBRARY)]
-        place = f"{operation} {frames[-1].filename}:{frames[-1].lineno}"
-        known = place in self.seen
-        self.seen.add(place)
+        location = f"{operation} {frames[-1].filename}:{frames[-1].lineno}"
+        known = location in self.seen
+        self.seen.add(location)
         if self._check is SyncCheck.ERROR:
             raise error
         if not known:

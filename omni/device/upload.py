@@ -43,7 +43,7 @@ class Upload:
         return span
 
     def content(self) -> bytes:
-        """A copy of what has been added."""
+        """A copy of the added values."""
         return self._host[: self.size].tobytes()
 
     def add_floats(self, array: NDArray[np.float64]) -> PackedSpan:

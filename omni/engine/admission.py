@@ -132,7 +132,7 @@ class Admission(Generic[T]):
         """Updates the memory that the request holds, and sets `ready`. Returns the rejected requests. A no-op if it
         does not wait.
 
-        A ready request is admitted whatever it holds. Raises OverloadedError if a request that is not ready exceeds the
+        A ready request is admitted at any size. Raises OverloadedError if a request that is not ready exceeds the
         limit of all waiting requests by itself; it stays in the queue as before.
         """
         request = self._waiting.get(key)

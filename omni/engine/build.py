@@ -18,7 +18,7 @@ from omni.engine.admission import Admission
 from omni.engine.command_queue import CommandQueue
 from omni.engine.cut import CutStages
 from omni.engine.engine import Engine
-from omni.engine.faults import Boxes
+from omni.engine.faults import Mailbox
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
@@ -318,7 +318,7 @@ def _start_workers(
                 memory_errors(name, f"{memory[name].pages} pages", device),
             ):
                 worker = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
-                Boxes.of(worker)  # raises for boxes that are none
+                Mailbox.of(worker)  # raises for boxes that are none
                 workers[name] = worker
     with may_sync(SyncPoint.LOAD):
         device.synchronize()

@@ -12,15 +12,15 @@ from omni.stage import StageUsage
 
 
 class EngineClient(Protocol):
-    """What callers use of a model's engines: an `Engine` in this process, or an `omni.process.EngineGroup`. See `Engine` for the
-    methods; any thread may call them. Only `start` precedes `submit`."""
+    """The interface of a model's engines to callers: an `Engine` in this process, or an `omni.process.EngineGroup`. See `Engine`
+    for the methods; any thread may call them. Only `start` precedes `submit`."""
 
     @property
     def memory(self) -> Mapping[str, StageMemory]: ...
 
     @property
     def start_reports(self) -> Mapping[str, StartReport]:
-        """What the latest start of each engine took, by place."""
+        """The report of the latest start of each engine, by place."""
         ...
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from omni.engine.faults import Boxes
+from omni.engine.faults import Mailbox
 from omni.pipeline import Edge
 from omni.stage import Pause, Resume, StageWorker
 
@@ -18,7 +18,7 @@ class Credit:
     """
 
     def __init__(
-        self, request_id: str, producer: Boxes | StageWorker, edges: Iterable[Edge], changed: "dict[Credit, None]"
+        self, request_id: str, producer: Mailbox | StageWorker, edges: Iterable[Edge], changed: "dict[Credit, None]"
     ) -> None:
         """producer: of the inbox that gets the messages. edges: all of the producer."""
         self._request_id = request_id

@@ -248,7 +248,7 @@ class Engine:
                     return
             restless = [name for name in self._workers if self._call(name, _TICK)]
         for name in restless:
-            problem = "says after every tick that it did something: return False if there was nothing to do"
+            problem = "returns True after every tick: return False if there was nothing to do"
             _log.error("stage %r %s", name, with_origin(problem, code=type(self._workers[name])))
 
     def tick(self) -> bool:
@@ -269,7 +269,7 @@ class Engine:
         return self._route(self._orchestrator.tick) or moved
 
     def _tick(self, names: Iterable[str]) -> bool:
-        moved, boxes = False, self._orchestrator.boxes
+        moved, boxes = False, self._orchestrator.mailboxes
         for name in names:
             if self._call(name, _TICK):
                 moved = True
@@ -282,7 +282,7 @@ class Engine:
         """Reads the results of every stage, producers first, and delivers them to consumers before these are polled. ticked: a
         stage that has just ticked: it is polled only if it has new input."""
         moved = False
-        for name, boxes in self._orchestrator.boxes.items():
+        for name, boxes in self._orchestrator.mailboxes.items():
             if name != ticked or boxes.inbox:
                 moved |= self._call(name, _POLL)
                 if boxes.outbox:
@@ -293,7 +293,7 @@ class Engine:
         """Calls a method of a worker, unless its stage is closed."""
         if name in self._orchestrator.closed_stages:
             return False
-        worker, boxes = self._workers[name], self._orchestrator.boxes[name]
+        worker, boxes = self._workers[name], self._orchestrator.mailboxes[name]
         try:
             moved: object = self._turn(name, method(worker))
             if moved is not True and moved is not False:

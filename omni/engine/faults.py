@@ -53,7 +53,7 @@ class ClosedStages:
 
 
 @dataclass(frozen=True, slots=True)
-class Boxes:
+class Mailbox:
     """The inbox and the outbox of a worker. The engine takes them once, when the stage is started: if the worker replaces them,
     messages still pass through these, and its next tick reports the replacement (`check`)."""
 
@@ -61,11 +61,11 @@ class Boxes:
     outbox: deque[Outbound]
 
     @classmethod
-    def of(cls, worker: StageWorker) -> "Boxes":
-        """Takes the boxes of a new worker. Raises ReturnedError if one of them is not a deque, or is a bounded deque, which drops
-        messages."""
-        boxes = cls(worker.inbox, worker.outbox)
-        for name, box in (("inbox", boxes.inbox), ("outbox", boxes.outbox)):
+    def of(cls, worker: StageWorker) -> "Mailbox":
+        """Takes the inbox and the outbox of a new worker. Raises ReturnedError if one of them is not a deque, or is a bounded
+        deque, which drops messages."""
+        mailbox = cls(worker.inbox, worker.outbox)
+        for name, box in (("inbox", mailbox.inbox), ("outbox", mailbox.outbox)):
             given: object = box
             problem = f"gave {type_of(worker)} whose {name} is"
             if type(given) is not deque:
@@ -73,8 +73,8 @@ class Boxes:
             if given.maxlen is not None:
                 remedy = "which drops messages: leave maxlen out"
                 raise ReturnedError(f"{problem} a deque of at most {given.maxlen}, {remedy}", type(worker))
-        boxes.check(worker)
-        return boxes
+        mailbox.check(worker)
+        return mailbox
 
     def check(self, worker: StageWorker) -> None:
         """Raises ReturnedError if the worker has others now."""
@@ -96,7 +96,7 @@ class Boxes:
         return error
 
 
-def discard_work(stage: str, worker: StageWorker, boxes: Boxes, leases: Iterable[Lease]) -> None:
+def discard_work(stage: str, worker: StageWorker, mailbox: Mailbox, leases: Iterable[Lease]) -> None:
     """Closes the worker of a closed stage, and drops its messages. leases: those that it holds."""
     try:
         worker.close()
@@ -106,11 +106,11 @@ def discard_work(stage: str, worker: StageWorker, boxes: Boxes, leases: Iterable
         _log.error("stage %r could not be closed after its fault: %s", stage, said(error), exc_info=plain(error))
     for lease in list(leases):
         lease.revoke()
-    for message in boxes.outbox:
+    for message in mailbox.outbox:
         if type(message) is Produced:  # the worker may have put any object there
             message.close()
-    boxes.inbox.clear()
-    boxes.outbox.clear()
+    mailbox.inbox.clear()
+    mailbox.outbox.clear()
 
 
 def checked_message(message: object, worker: StageWorker) -> Outbound:
@@ -127,10 +127,10 @@ def checked_message(message: object, worker: StageWorker) -> Outbound:
             problem = f"the meta of a payload is {type_of(other)}: give a msgspec.Struct"
         case Produced(payload=other):
             problem = f"the payload of a Produced is {type_of(other)}: give an omni.payload.Payload"
-        case Done(reason=str(), held=tuple(), counts=other):
+        case Done(reason=str(), withheld=tuple(), counts=other):
             problem = f"the counts of a Done are {type_of(other)}: give a dict of numbers by name"
         case Done():
-            problem = "the reason of a Done is not text, or its held tokens are not a tuple"
+            problem = "the reason of a Done is not text, or its withheld tokens are not a tuple"
         case Failed(error=other):
             problem = f"the error of a Failed is {type_of(other)}: give an exception"
         case other:

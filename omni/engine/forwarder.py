@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from omni.engine.active import ActiveRequest
-from omni.engine.faults import Boxes, StageFault, checked_message
+from omni.engine.faults import Mailbox, StageFault, checked_message
 from omni.engine.produced import AUDIO, check_produced, check_sound
 from omni.engine.request import StageOutput
 from omni.engine.route import BusyRoutes
@@ -30,7 +30,7 @@ class Forwarder:
         self,
         pipeline: Pipeline,
         workers: Mapping[str, StageWorker],
-        boxes: Mapping[str, Boxes],
+        mailboxes: Mapping[str, Mailbox],
         active: Mapping[str, ActiveRequest],
         routes: BusyRoutes,
         listeners: Listeners,
@@ -38,12 +38,12 @@ class Forwarder:
         finish: Callable[[ActiveRequest, str, Done], None],
         abort: Callable[[str, OmniError], None],
     ) -> None:
-        """workers, boxes: of the stages on this engine's place. active: requests by id. finish: called when a stage has finished a
-        request. abort: called with a failed request's id."""
+        """workers, mailboxes: of the stages on this engine's place. active: requests by id. finish: called when a stage has
+        finished a request. abort: called with a failed request's id."""
         self._outputs = pipeline.outputs
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
-        self._boxes = boxes
+        self._mailboxes = mailboxes
         self._active = active
         self._finish = finish
         self._abort = abort
@@ -55,16 +55,16 @@ class Forwarder:
         """Returns whether there were messages. Raises StageFault for a message that a stage must not send, for one of an unknown
         request, and for any exception: messages are objects of the worker, and reading them may raise."""
         moved = False
-        for stage, boxes in self._boxes.items():
-            if boxes.outbox:
-                self._empty(stage, boxes)
+        for stage, mailbox in self._mailboxes.items():
+            if mailbox.outbox:
+                self._empty(stage, mailbox)
                 moved = True
         return moved
 
-    def _empty(self, stage: str, boxes: Boxes) -> None:
+    def _empty(self, stage: str, mailbox: Mailbox) -> None:
         try:
-            while boxes.outbox:
-                self._take(stage, checked_message(boxes.outbox.popleft(), self._workers[stage]))
+            while mailbox.outbox:
+                self._take(stage, checked_message(mailbox.outbox.popleft(), self._workers[stage]))
         except StageFault:
             raise
         except BaseException as error:
@@ -97,7 +97,7 @@ class Forwarder:
             self._abort(active.request.id, known(stage, doing, error, type(self._workers[stage])))
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
-        """Raises StageError, and what a value of the worker raises when it is read."""
+        """Raises StageError, and the errors of reading a worker's value."""
         try:
             check_produced(stage, produced, self._workers[stage])
             meta = produced.payload.meta

@@ -1,6 +1,6 @@
 """The ends of an edge, as an engine calls them: any fault of a connector becomes an error that names its edge.
 
-| calls that raise, or return what they must not | harm |
+| calls that raise, or return invalid values | harm |
 |---|---|
 | `send`, `pieces`, `sent`, `receive`, `add`, `poll` | the request whose payload it is |
 | `tick`, `busy`, `released`, `freed`, `peer_lost` | the requests of the edge: its memory is in an unknown state |
@@ -59,7 +59,7 @@ class EdgeGuard:
     """The state that both ends of an edge share, in one engine.
 
     remote: whether the consumer is in another engine, so that pieces are structs. free: whether nothing reads the
-    payloads that were sent, whatever their refs say.
+    payloads that were sent, in any state of their refs.
     """
 
     def __init__(self, edge: Edge, *, remote: bool = False) -> None:

@@ -127,7 +127,7 @@ class HostPending:
         self.copied: Event = COMPLETED
         self._receiver = receiver
         self._inner = inner
-        self._inner_over = False
+        self._inner_finished = False
         self._source: Received | None = None
 
     def add(self, piece: object) -> None:
@@ -149,14 +149,14 @@ class HostPending:
         self._receiver.leave(self, COMPLETED)
         if self.copied is not COMPLETED:
             self.release_source(self.copied)
-        elif not self._inner_over:
-            self._inner_over = True
+        elif not self._inner_finished:
+            self._inner_finished = True
             self._inner.abort()
 
     def release_source(self, after: Event) -> None:
         """Ends the reads of the producer's memory at `after`. Only the first call has an effect."""
-        if not self._inner_over:
-            self._inner_over = True
+        if not self._inner_finished:
+            self._inner_finished = True
             self._inner.release(after)
 
 

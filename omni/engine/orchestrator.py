@@ -7,7 +7,7 @@ from omni.engine.active import ActiveRequest, check_names, stages_of
 from omni.engine.admission import Admission
 from omni.engine.connections import PeerConnections
 from omni.engine.credit import Credit
-from omni.engine.faults import Boxes, ClosedStages, StageFault, discard_work
+from omni.engine.faults import ClosedStages, Mailbox, StageFault, discard_work
 from omni.engine.forwarder import Forwarder
 from omni.engine.peers import EdgeEnds
 from omni.engine.produced import AUDIO
@@ -57,7 +57,7 @@ class Orchestrator:
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
         self._place = place
-        self.boxes = {name: Boxes.of(worker) for name, worker in workers.items()}
+        self.mailboxes = {name: Mailbox.of(worker) for name, worker in workers.items()}
         self._leases: dict[str, dict[Lease, None]] = {name: {} for name in workers}
         """Leases that each stage holds."""
         self._closed = ClosedStages()
@@ -73,7 +73,7 @@ class Orchestrator:
         self._forwarder = Forwarder(
             pipeline,
             workers,
-            self.boxes,
+            self.mailboxes,
             self._active,
             self._routes,
             self.listeners,
@@ -88,7 +88,7 @@ class Orchestrator:
         self._opener = RouteOpener(
             pipeline,
             workers,
-            self.boxes,
+            self.mailboxes,
             adapters,
             ends,
             place,
@@ -147,7 +147,7 @@ class Orchestrator:
         for active in list(self._active.values()):
             if stage in active.running:
                 self.abort(active.request.id, error)
-        discard_work(stage, self._workers[stage], self.boxes[stage], self._leases[stage])
+        discard_work(stage, self._workers[stage], self.mailboxes[stage], self._leases[stage])
         self._ends.close_consumer(stage)
 
     @property
@@ -158,7 +158,7 @@ class Orchestrator:
     def tick(self) -> bool:
         """Empties every outbox, delivers arrived payloads, admits requests. Returns whether anything happened.
 
-        Raises StageFault if a stage sends what it must not, and if the state of an edge to it is unknown; `close_stage`
+        Raises StageFault if a stage sends an invalid message, and if the state of an edge to it is unknown; `close_stage`
         comes next.
         """
         moved = self._peers.take()
@@ -227,7 +227,7 @@ class Orchestrator:
             self.listeners.join(request.id)
         hidden_states = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
         for name in own:
-            inbox, inputs = self.boxes[name].inbox, request.inputs.get(name)
+            inbox, inputs = self.mailboxes[name].inbox, request.inputs.get(name)
             sources = {edge.name for edge in edges if edge.consumer == name}
             opened = Open(
                 request.id,
@@ -285,7 +285,7 @@ class Orchestrator:
     def _report_end(self, active: ActiveRequest, stage: str) -> None:
         done = active.ending.pop(stage)
         active.awaited.discard(stage)
-        active.sink.give(StageFinished(stage, done.reason, done.counts, done.held))
+        active.sink.give(StageFinished(stage, done.reason, done.counts, done.withheld))
         if not active.request.places:
             if not active.awaited:
                 self._end(active, "all wanted outputs were given")
@@ -304,7 +304,7 @@ class Orchestrator:
         active.abort_routes(reason)
         for name in active.running:
             if name not in self._closed:
-                self.boxes[name].inbox.append(Abort(active.request.id))
+                self.mailboxes[name].inbox.append(Abort(active.request.id))
 
     def _close_broken_edges(self) -> None:
         """Raises StageFault for an edge whose ends are in an unknown state: its consumer may hold memory of theirs."""

@@ -282,7 +282,7 @@ class EdgeEnds:
         return taken
 
     def drop_kept(self, gone: Callable[[str, int], bool]) -> None:
-        """Drops what was kept for requests that never come. gone: whether that is so for an id and its number."""
+        """Drops messages that were kept for requests that never come. gone: whether that is so for an id and its number."""
         for place in self._peers:
             self._drop_early(place, gone)
 

@@ -61,13 +61,13 @@ class StageFinished:
     """One stage has finished the request. reason: `"stop"`, `"length"`, `"empty"`, ... counts: totals (`"tokens"`,
     ...).
 
-    held: generated tokens that were not emitted, because a stop string ends in them.
+    withheld: generated tokens that were not emitted, because a stop string ends in them.
     """
 
     stage: str
     reason: str
     counts: Mapping[str, int]
-    held: tuple[int, ...] = ()
+    withheld: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

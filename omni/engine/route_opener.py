@@ -5,7 +5,7 @@ from functools import partial
 
 from omni.engine.active import ActiveRequest
 from omni.engine.credit import Credit
-from omni.engine.faults import Boxes
+from omni.engine.faults import Mailbox
 from omni.engine.peers import EdgeEnds, RemoteConsumer, RemoteProducer
 from omni.engine.request import EngineRequest
 from omni.engine.route import InRoute, OutRoute
@@ -27,7 +27,7 @@ class RouteOpener:
         self,
         pipeline: Pipeline,
         workers: Mapping[str, StageWorker],
-        boxes: Mapping[str, Boxes],
+        mailboxes: Mapping[str, Mailbox],
         adapters: Mapping[str, AdapterFactory],
         ends: EdgeEnds,
         place: str,
@@ -38,13 +38,13 @@ class RouteOpener:
         on_finished: Callable[[UserRoute], None],
         hear: Callable[[str, AudioChunk], None],
     ) -> None:
-        """workers, boxes: of the stages on `place`. leases: those that each stage holds. changed: gets the credits with changes
+        """workers, mailboxes: of the stages on `place`. leases: those that each stage holds. changed: gets the credits with changes
         to report. on_busy: called when a route has something to receive. on_finished: called with a route to the user that has
         delivered everything. hear: as in `UserRoute`, with the request's id."""
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._user_edges = {output.modality: output.route for output in pipeline.outputs}
         self._workers = workers
-        self._boxes = boxes
+        self._mailboxes = mailboxes
         self._adapters = adapters
         self._ends = ends
         self._place = place
@@ -79,14 +79,14 @@ class RouteOpener:
             here = None
             if consumer == self._place:
                 receiver = self._ends.receiver(edge.name, producer)
-                boxes, leases = self._boxes[edge.consumer], self._leases[edge.consumer]
+                mailbox, leases = self._mailboxes[edge.consumer], self._leases[edge.consumer]
                 adapter, on_busy = self._adapter(request, edge), self._on_busy
                 here = InRoute(
                     request.id,
                     edge,
                     adapter=adapter,
                     receiver=receiver,
-                    consumer=boxes,
+                    consumer=mailbox,
                     on_busy=on_busy,
                     leases=leases,
                 )
@@ -104,7 +104,7 @@ class RouteOpener:
 
     def _credit(self, request_id: str, stage: str) -> Credit:
         to_user = [edge for edge in self._user_edges.values() if edge is not None and edge.producer == stage]
-        return Credit(request_id, self._boxes[stage], (*self._edges_from[stage], *to_user), self._changed)
+        return Credit(request_id, self._mailboxes[stage], (*self._edges_from[stage], *to_user), self._changed)
 
     def _user_route(self, active: ActiveRequest, modality: str, edge: Edge) -> UserRoute:
         ends = self._ends.sender(edge.name, self._place), self._ends.receiver(edge.name, self._place)

@@ -16,7 +16,7 @@ def sound_stages(pipeline: Pipeline) -> frozenset[str]:
 
 
 def edges_to_sound(pipeline: Pipeline) -> frozenset[str]:
-    """Names of the edges that lead from other stages to sound stages: what passes them will become sound."""
+    """Names of the edges that lead from other stages to sound stages: their payloads will become sound."""
     sound = sound_stages(pipeline)
     return frozenset(e.name for e in pipeline.edges if e.consumer in sound and e.producer not in sound)
 

@@ -28,30 +28,30 @@ def is_text(value: object) -> bool:
 
 
 def check_tokens(stage: str, tokens: GeneratedTokens, code: object) -> None:
-    """Raises StageError for ids that are not a tuple of numbers. code: what made them."""
+    """Raises StageError for ids that are not a tuple of numbers. code: the method that made them."""
     problem = _tokens_problem(tokens)
     if problem is not None:
         raise known(stage, _GIVING, ReturnedError(problem, code))
 
 
 def checked_done(stage: str, done: Done, code: object) -> Done:
-    """Raises StageError for a reason, counts or held tokens that cannot be given to the user. code: what made it. Returns it with
-    plain values."""
+    """Raises StageError for a reason, counts or withheld tokens that cannot be given to the user. code: what made it. Returns it
+    with plain values."""
     if not is_text(done.reason):
         problem = f"the reason of a Done is {quoted(done.reason)}: give valid Unicode"
     elif not all(is_text(name) and is_number(count) for name, count in done.counts.items()):
         problem = f"the counts of a Done are {quoted(done.counts)}: give a dict of numbers of 64 bits by name"
-    elif not _are_numbers(done.held):
-        problem = f"the held tokens of a Done are {quoted(done.held)}: give a tuple of numbers of 64 bits"
+    elif not _are_numbers(done.withheld):
+        problem = f"the withheld tokens of a Done are {quoted(done.withheld)}: give a tuple of numbers of 64 bits"
     else:
         counts = {str.__str__(name): int(count) for name, count in done.counts.items()}
-        return Done(done.request_id, str.__str__(done.reason), counts, tuple(done.held))
+        return Done(done.request_id, str.__str__(done.reason), counts, tuple(done.withheld))
     raise known(stage, "running", ReturnedError(problem, code))
 
 
 def give(sink: SafeSink, output: StageOutput, stage: str, code: object) -> None:
     """Gives an output to the sink. Raises StageError for values that a user cannot get, or if the sink raises. stage: or the
-    edge. code: what made the output."""
+    edge. code: the method that made the output."""
     try:
         problem = _problem(output.meta)
         if problem is not None:
@@ -59,7 +59,7 @@ def give(sink: SafeSink, output: StageOutput, stage: str, code: object) -> None:
         sink.give(output)
     except UnsendableOutput as error:
         raise known(stage, _GIVING, ReturnedError(str(error), code)) from error
-    except Exception as error:  # what a value raises when it is read
+    except Exception as error:  # raised when a value is read
         raise known(stage, _GIVING, error, code) from plain(error)
 
 

@@ -21,7 +21,7 @@ class StopTexts:
             self._add(text.encode())
         self._fall = [0] * len(self._next)
         """For each state: the state of the next shorter suffix."""
-        self.held = [0] * len(self._next)
+        self.withheld = [0] * len(self._next)
         """For each state: number of newest bytes that begin an incomplete stop string."""
         self._connect()
 
@@ -48,7 +48,7 @@ class StopTexts:
         while waiting:
             state = waiting.popleft()
             fall = self._fall[state]
-            self.held[state] = self._depth[state] if self._next[state] else self.held[fall]
+            self.withheld[state] = self._depth[state] if self._next[state] else self.withheld[fall]
             self.found[state] = self.found[state] or self.found[fall]
             for byte, longer in self._next[state].items():
                 self._fall[longer] = self.step(fall, byte)
@@ -76,8 +76,8 @@ class StopStrings:
             found = self._texts.found[self._state]
             if found and self._tokens >= self._min_tokens:
                 return StopVerdict(self._covering(found + len(written) - index - 1), True)
-        verdict = StopVerdict(self._covering(self._texts.held[self._state]), False)
-        while len(self._recent) > verdict.held:
+        verdict = StopVerdict(self._covering(self._texts.withheld[self._state]), False)
+        while len(self._recent) > verdict.withheld:
             self._recent.popleft()
         return verdict
 
@@ -93,7 +93,7 @@ class StopStrings:
 
 def stopped_text(texts: StopTexts, pieces: Sequence[bytes]) -> bytes:
     """The bytes from the stop string on, of a text that it ended in the last of `pieces`: bytes of the tokens that hold it, as many
-    as `StopVerdict.held`."""
+    as `StopVerdict.withheld`."""
     text = b"".join(pieces)
     state = 0
     for index, byte in enumerate(text):

@@ -28,7 +28,7 @@ Packet = tuple[int, Variant, Path]
 _PACKET_BYTES = 2**20
 """More than a packet has."""
 _SHOWN = 500
-"""Characters of an error. A line of less than a page is written whole, whoever else writes."""
+"""Characters of an error. A line of less than a page is written whole, even if others write too."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -88,7 +88,7 @@ class CompileProcesses:
     """
 
     def __init__(self) -> None:
-        """Starts the process, which imports what it needs until `compile`. Raises OSError if it cannot be started."""
+        """Starts the process, which does its imports until `compile`. Raises OSError if it cannot be started."""
         self._numbered: list[Variant] = []
         """The variants that no earlier start has compiled, by number."""
         self._results = 0
@@ -152,7 +152,7 @@ class CompileProcesses:
         self._packets.close()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # what was not written yet
+            with suppress(OSError):  # bytes that were not written yet
                 pipe.close()
 
     def _start(self, run: Callable[..., None], *arguments: object) -> None:
@@ -219,7 +219,7 @@ def _marker(variant: Variant, capability: int) -> Path:
     import triton
 
     kernel = variant.found()
-    # Settings of Triton's change what it compiles; the place of its cache does not.
+    # Settings of Triton's change the compiled code; the place of its cache does not.
     settings = sorted(item for item in _triton_variables().items() if "CACHE" not in item[0])
     parts = (kernel.cache_key, variant, capability, triton.__version__, torch.__version__, settings)
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -39,7 +39,7 @@ class VariantRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """While entered, records what this thread launches. Launches of other threads are as always."""
+        """While entered, records the launches of this thread. Launches of other threads are as always."""
         token = _recorder.set(self)
         _replace()
         try:

@@ -26,7 +26,8 @@ class StartRecord:
     """
 
     def __init__(self, settings: object, packages: Collection[str]) -> None:
-        """settings: all that determines what the stages launch, compared as text. packages: top-level packages with their code."""
+        """settings: all that determines the launches of the stages, compared as text. packages: top-level packages with their
+        code."""
         import triton
 
         versions = torch.__version__, version("transformers"), triton.__version__

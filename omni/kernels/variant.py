@@ -17,7 +17,7 @@ _WIDTHS = (2**63, 2**31)
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A tensor as an argument: what Triton compiles for."""
+    """A tensor as an argument, as far as Triton specializes code for it."""
 
     dtype: torch.dtype
     aligned: bool
@@ -69,7 +69,7 @@ class Parameters:
 
     @classmethod
     def of(cls, kernel: Any) -> "Parameters":
-        """kernel: what `triton.jit` has made."""
+        """kernel: the result of `triton.jit`."""
         from triton.runtime.jit import JITFunction
 
         found = signature(kernel.fn).parameters
@@ -87,8 +87,8 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """kernel: its path. arguments: by parameter, reduced to what Triton compiles for, so that equal variants are one compiled
-    kernel. options: the launch's other keyword arguments, sorted (`num_warps`, ...)."""
+    """kernel: its path. arguments: by parameter, reduced to the properties that Triton specializes code for, so that equal variants
+    are one compiled kernel. options: the launch's other keyword arguments, sorted (`num_warps`, ...)."""
 
     kernel: str
     arguments: tuple[tuple[str, object], ...]
@@ -130,7 +130,7 @@ class Variant:
 
 
 def reached(kernel: Any) -> list[Any]:
-    """A kernel, and the functions of Triton that it calls by name, each behind those that it calls itself."""
+    """A kernel, and the functions of Triton that it calls by name, each after those that it calls itself."""
     found: list[Any] = []
     seen: set[int] = set()
 

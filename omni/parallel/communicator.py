@@ -15,7 +15,7 @@ class PendingReceive(Protocol):
     """A tensor from another rank."""
 
     def done(self) -> bool:
-        """Whether `wait` is known to return at once. On the CPU it is known behind a `wait` or `arrived` alone."""
+        """Whether `wait` is known to return at once. On the CPU it is known after a `wait` or `arrived` alone."""
 
     def arrived(self) -> bool:
         """Whether it has arrived, for a rank that gives up otherwise: a transfer that has not arrived may be broken off."""

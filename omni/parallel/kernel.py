@@ -10,7 +10,7 @@ devices. No order of writes matters: a program polls the numbers that it adds up
 kernels of TensorRT-LLM with a "Lamport" workspace work alike.)
 
 Calls alternate between two slots, which is enough. A rank's call n + 2 writes where call n did. It begins when call n + 1 is
-complete, which has read numbers of every other rank's call n + 1. Those were sent by a kernel that began behind the other rank's
+complete, which has read numbers of every other rank's call n + 1. Those were sent by a kernel that began after the other rank's
 call n, which had read and emptied the slot. This holds for calls of any sizes, dtypes and tiles, if all programs of a call use the
 same slot. So the state is one for all programs, and is in device memory: the kernel can be captured.
 """
@@ -75,8 +75,8 @@ def tile_sum(x, at, inside, bases_ptr, own, RANK: tl.constexpr, SIZE: tl.constex
     for step in tl.static_range(1, SIZE):
         base = tl.load(bases_ptr + (RANK + step) % SIZE)
         tl.store(_data(base, slot * SIZE + RANK, WORD, MOST_BYTES) + at, word, mask=inside)
-    # Behind the barrier all threads have read the state. What all programs add is one call, and before the last one has added its
-    # own, less: one that reads the state meanwhile finds the same call.
+    # After the barrier all threads have read the state. The additions of all programs are one call, and before the last one has
+    # added its own, less: one that reads the state meanwhile finds the same call.
     tl.debug_barrier()
     first = tl.program_id(0) == 0
     tl.atomic_add(state_ptr, tl.where(first, 1 - tl.num_programs(0) + _CALL, 1), sem="relaxed", scope="gpu")

@@ -30,9 +30,9 @@ class RankChannel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """What each rank holds. tensor: number of parts that each layer is cut into. pipeline: number of parts that the sequence of
-    layers is cut into. The first `tensor` ranks hold the last layers, the next ones the layers before these, and so on: rank 0
-    leads, and the results of a step are where its last layers are."""
+    """The division of a stage among its ranks. tensor: number of parts that each layer is cut into. pipeline: number of parts that
+    the sequence of layers is cut into. The first `tensor` ranks hold the last layers, the next ones the layers before these, and so
+    on: rank 0 leads, and the results of a step are where its last layers are."""
 
     tensor: int = 1
     pipeline: int = 1

@@ -27,7 +27,7 @@ THERE: PendingReceive = _There()
 
 
 class SilentCommunicator:
-    """A `Communicator` that is always silent: results have the right shape and zeros for what other ranks would give."""
+    """A `Communicator` that is always silent: results have the right shape and zeros in place of other ranks' values."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank

@@ -24,7 +24,7 @@ from omni.parallel.silent import THERE
 from omni.parallel.watch import REMEDY
 
 _SEND_SECONDS = timedelta(seconds=5)
-"""Time for others to receive what was sent before the group is closed."""
+"""Time for others to receive sent tensors before the group is closed."""
 _ARRIVED_SECONDS = timedelta(seconds=1)
 """Maximum time in which gloo reports that a tensor has arrived, on a busy host too."""
 
@@ -151,7 +151,7 @@ class TorchCommunicator:
             self._silent = before
 
     def close(self) -> None:
-        """Idempotent. No collective may be under way; what was sent may be."""
+        """Idempotent. No collective may be under way; sends may be."""
         group, self._group = self._group, None
         while self._sent:
             with suppress(RuntimeError):  # no rank receives it any more

@@ -15,7 +15,7 @@ _MOST_EXPANDED = 1 << 32
 def checked_tensors(tensors: object, what: str, code: object) -> dict[str, torch.Tensor | PageSlice]:
     """The tensors of a payload, as a plain dict. what: their field, for errors. code: what made them.
 
-    Raises ReturnedError unless they are dense tensors or page slices by name, and what a mapping of the plugin's own raises.
+    Raises ReturnedError unless they are dense tensors or page slices by name, and the errors of a plugin's own mapping.
     """
     if type(tensors) is not dict:
         if not isinstance(tensors, Mapping):

@@ -35,7 +35,7 @@ def locate(path: str, field: str, code: object = None) -> object:
         raise
     except (Exception, SystemExit) as error:
         problem = f"importing {module_name} failed: {fault_of(error, code)}"
-        raise plugin_error(field, problem, "correct the plugin, or install what it imports") from error
+        raise plugin_error(field, problem, "correct the plugin, or install the package that it imports") from error
     if attribute in vars(module):
         return vars(module)[attribute]
     near = get_close_matches(attribute, vars(module), n=1)
@@ -87,7 +87,9 @@ def check_entry(entry: msgspec.Struct) -> None:
                 msgspec.convert(fields[each.name], each.type)
         except msgspec.ValidationError as error:
             problem = f"{quoted(fields[each.name])} does not fit: {error}"
-            raise plugin_error(f"{field}.{each.name}", problem, "give what the entry's class states") from error
+            raise plugin_error(
+                f"{field}.{each.name}", problem, "use the type that the entry's class declares"
+            ) from error
 
 
 def call_entry(path: str, field: str, expected: type[MadeT]) -> MadeT:

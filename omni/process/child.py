@@ -41,7 +41,7 @@ _EXIT_SECONDS = 30.0
 
 
 class EngineProcess:
-    """Starts the process, and waits for its end in a thread: so it is reaped whatever happens to the object that started it, and
+    """Starts the process, and waits for its end in a thread: so it is reaped even if the object that started it is gone, and
     its end ends the socket. (The other end alone does not: a process that this one forked may hold it.)
 
     Imports no torch: it is started before, by a model that knows that it needs one.

@@ -78,7 +78,7 @@ class EngineGroup:
     """
 
     def __init__(self, early: EngineProcess | None = None) -> None:
-        """Starts the first process, unless `early` is it, which imports what it needs while this one reads settings and files."""
+        """Starts the first process, unless `early` is it; its imports run while this one reads settings and files."""
         self._placed = PlacedEngines(self._place_waiting, early)
         self._tracked: dict[str, _Tracked] = {}
         self._waiting: list[_Tracked] = []
@@ -261,7 +261,7 @@ class EngineGroup:
         tracked.places = places if len(engines) > 1 else {}
         wanted = {output.stage for output in self._pipeline.outputs if output.modality in request.modalities}
         tracked.awaited = wanted if tracked.places else set()
-        # All of them: if one cannot be sent, the others' engines drop what they got for it.
+        # All of them: if one cannot be sent, the others' engines drop their parts.
         tracked.parts = {placed.place for placed in engines}
         for placed in engines:
             part, take = self._part(tracked, placed.place), partial(self._take, tracked, tracked.attempt, placed.place)

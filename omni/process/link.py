@@ -57,7 +57,7 @@ class ChannelLink:
 
     def take(self) -> Sequence[PeerMessage]:
         try:
-            # One packet: behind it may come the next, and so on, from an engine that is faster than this one.
+            # One packet: after it may come the next, and so on, from an engine that is faster than this one.
             received = self._channel.receive(block=False)
             return [self._decoded(body) for body in received[0].messages] if received is not None else []
         except ChannelClosed as error:

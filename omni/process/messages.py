@@ -256,7 +256,7 @@ class StageFinishedOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
     stage: str
     reason: str
     counts: dict[str, int]
-    held: tuple[int, ...]
+    withheld: tuple[int, ...]
 
 
 class FinishedOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -277,8 +277,8 @@ def output_of(item: TokensOut | AudioOut | OtherOut | StageFinishedOut) -> Stage
             return StageOutput(modality, AudioChunk(samples=samples, sample_rate=sample_rate))
         case OtherOut(_, modality, meta, tensors):
             return StageOutput(modality, meta.value, tensors)
-        case StageFinishedOut(_, stage, reason, counts, held):
-            return StageFinished(stage, reason, counts, held)
+        case StageFinishedOut(_, stage, reason, counts, withheld):
+            return StageFinished(stage, reason, counts, withheld)
 
 
 class EngineState(msgspec.Struct, frozen=True):

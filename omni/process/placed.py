@@ -37,7 +37,7 @@ class PlacedEngines:
     """All places. `lock` guards their engines; no sink is called under it."""
 
     def __init__(self, on_change: Callable[[], None], early: EngineProcess | None = None) -> None:
-        """Starts the first process, unless it runs already: it imports what it needs while this one reads settings and files.
+        """Starts the first process, unless it runs already: its imports run while this one reads settings and files.
 
         on_change: called when an engine runs again, or never will. early: the first process.
         """

@@ -70,7 +70,7 @@ class Questions:
 
 
 class CheckedParameters:
-    """Sampling parameters that an engine has accepted lately, whatever their seeds. Those of a request are checked twice: when
+    """Sampling parameters that an engine has accepted lately, without their seeds. Those of a request are checked twice: when
     it is submitted and when it is prepared. Many requests have the same. Thread-safe."""
 
     def __init__(self) -> None:

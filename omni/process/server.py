@@ -78,7 +78,7 @@ class EngineServer:
         """Closed stages of this and of earlier turns."""
         self._logs: deque[LogRecordOut] = deque()
         self._checker: Codec[OtherOut] = Codec(OtherOut)
-        # The state is that after the turn, in which stages have dropped what ended before it.
+        # The state is that after the turn, in which stages have dropped requests that ended before it.
         self._asked: deque[int] = deque()
         self._sending_logs = 0
         self._building: dict[str, _Building] = {}
@@ -90,7 +90,7 @@ class EngineServer:
         self._poll.register(channel.descriptor, select.POLLIN)
 
     def serve(self, engine: Engine, rules: HostRulesBuilder | None) -> None:
-        """Runs the engine's loop until the other side asks to close. Raises what the loop raises. rules: None if no
+        """Runs the engine's loop until the other side asks to close. Raises the loop's errors. rules: None if no
         stage writes text."""
         self._engine, self._rules = engine, rules
         threading.Thread(target=self._compile, name="omni-grammars", daemon=True).start()
@@ -307,10 +307,10 @@ class EngineServer:
                     empty = {name: tensor.new_empty(0) for name, tensor in tensors.items()}
                     self._check_sendable(OtherOut(request_id, modality, Typed(meta), empty))
                     outputs(OtherOut(request_id, modality, Typed(meta), dict(tensors)))
-                case StageFinished(stage, reason, counts, held):
+                case StageFinished(stage, reason, counts, withheld):
                     outputs(
                         StageFinishedOut(
-                            request_id=request_id, stage=stage, reason=reason, counts=dict(counts), held=held
+                            request_id=request_id, stage=stage, reason=reason, counts=dict(counts), withheld=withheld
                         )
                     )
                 case RequestFinished():
@@ -341,6 +341,6 @@ def _asked(ask: Callable[[], Mapping[str, Mapping[str, int]]]) -> tuple[dict[str
 
 
 def _refused(request: EngineRequest, sink: SafeSink, error: OmniError) -> Sequence[EngineCommand]:
-    """Ends a request that the engine does not get. It drops what other engines sent for it."""
+    """Ends a request that the engine does not get. It drops other engines' messages for it."""
     sink.finish(RequestFailed(error))
     return [AbortRequest(request.id, error, request.number)]

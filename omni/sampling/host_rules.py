@@ -47,9 +47,9 @@ class HostLogitsProcessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StopVerdict:
-    """held: number of newest tokens that may be part of a stop string, or are. stopped: the text ends within them."""
+    """withheld: number of newest tokens that may be part of a stop string, or are. stopped: the text ends within them."""
 
-    held: int
+    withheld: int
     stopped: bool
 
 

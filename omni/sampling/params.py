@@ -66,7 +66,7 @@ _INT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class GenerationConfigField:
     """The field of generation_config.json that sets a parameter. default: transformers' value if the file has none. draws: it has
     effect only with `do_sample`."""
 
@@ -80,15 +80,15 @@ class Parameter:
     """Declaration of a sampling parameter: metadata of its field in `SamplingParams`.
 
     valid: whether a value is in range. remedy: of the error for one that is not. off: the value without effect, and the fallback
-    default unless `default` is given. published: see `Published`. of_codes: it applies to a codec frame's codes after the first.
-    The device storage of a parameter is declared by stage kinds.
+    default unless `default` is given. config_field: see `GenerationConfigField`. of_codes: it applies to a codec frame's codes
+    after the first. The device storage of a parameter is declared by stage kinds.
     """
 
     valid: Callable[[Any], bool] = lambda value: True
     remedy: str = ""
     off: object = None
     default: object = None
-    published: Published | None = None
+    config_field: GenerationConfigField | None = None
     of_codes: bool = False
 
 
@@ -105,16 +105,26 @@ def _biases(biases: Mapping[int, float]) -> bool:
 
 
 _MAX_TOKENS = Parameter(
-    _within(1, _INT), "use at least 1, below 2**31", default=1024, published=Published("max_new_tokens", None)
+    _within(1, _INT),
+    "use at least 1, below 2**31",
+    default=1024,
+    config_field=GenerationConfigField("max_new_tokens", None),
 )
-_MIN_TOKENS = Parameter(_within(0, _INT), "use 0 or more, below 2**31", off=0, published=Published("min_new_tokens", 0))
+_MIN_TOKENS = Parameter(
+    _within(0, _INT), "use 0 or more, below 2**31", off=0, config_field=GenerationConfigField("min_new_tokens", 0)
+)
 # Below a thousandth, float32 logits over the temperature overflow where greedy is meant.
 _TEMPERATURE = Parameter(lambda value: value == 0 or 0.001 <= value <= 100, "use 0 (greedy), or 0.001 to 100", off=0.0)
 _TOP_K = Parameter(_within(0, _INT), "use 0 or -1 (off), or more, below 2**31", off=0)
 _TOP_P = Parameter(lambda value: 0 < value <= 1, "use a number above 0, up to 1 (off)", off=1.0)
-_MIN_P = Parameter(_within(0, 1), "use 0 (off) to 1", off=0.0, published=Published("min_p", 0.0, draws=True))
+_MIN_P = Parameter(
+    _within(0, 1), "use 0 (off) to 1", off=0.0, config_field=GenerationConfigField("min_p", 0.0, draws=True)
+)
 _REPETITION = Parameter(
-    _within(0.01, 100), "use 0.01 to 100; 1 is none", off=1.0, published=Published("repetition_penalty", 1.0)
+    _within(0.01, 100),
+    "use 0.01 to 100; 1 is none",
+    off=1.0,
+    config_field=GenerationConfigField("repetition_penalty", 1.0),
 )
 _TEXTS = Parameter(all, "give texts that are not empty", off=())
 _IDS = Parameter(_ids, "use ids of the vocabulary", off=())
@@ -123,7 +133,7 @@ _ID_SEQUENCES = Parameter(
     lambda words: all(word and _ids(word) for word in words),
     "give ids of the vocabulary",
     off=(),
-    published=Published("bad_words_ids", ()),
+    config_field=GenerationConfigField("bad_words_ids", ()),
 )
 _LOGPROBS = Parameter(_within(0, MAX_LOGPROBS), f"use 0 to {MAX_LOGPROBS}")
 
@@ -142,15 +152,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_tokens: Annotated[int | None, _MIN_TOKENS] = None
     """Stop conditions have no effect before this number of tokens."""
 
-    temperature: Annotated[float | None, replace(_TEMPERATURE, published=Published("temperature", 1.0, draws=True))] = (
-        None
-    )
+    temperature: Annotated[
+        float | None, replace(_TEMPERATURE, config_field=GenerationConfigField("temperature", 1.0, draws=True))
+    ] = None
     """0 is greedy; otherwise 0.001 to 100."""
 
-    top_k: Annotated[int | None, replace(_TOP_K, published=Published("top_k", 50, draws=True))] = None
+    top_k: Annotated[int | None, replace(_TOP_K, config_field=GenerationConfigField("top_k", 50, draws=True))] = None
     """Keeps the k most likely ids. 0 keeps all, and so does -1, which becomes 0."""
 
-    top_p: Annotated[float | None, replace(_TOP_P, published=Published("top_p", 1.0, draws=True))] = None
+    top_p: Annotated[float | None, replace(_TOP_P, config_field=GenerationConfigField("top_p", 1.0, draws=True))] = None
     """Keeps the smallest set of ids whose probability reaches this, in (0, 1]. 1 keeps all."""
 
     min_p: Annotated[float | None, _MIN_P] = None
@@ -186,18 +196,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: Annotated[int | None, Parameter(lambda seed: 0 <= seed < 2**63, "use 0 to 2**63 - 1")] = None
     """Makes the request's tokens reproducible beside any other requests. None draws one."""
 
-    stop: Annotated[str | tuple[str, ...] | None, replace(_TEXTS, published=Published("stop_strings", ()))] = None
+    stop: Annotated[
+        str | tuple[str, ...] | None, replace(_TEXTS, config_field=GenerationConfigField("stop_strings", ()))
+    ] = None
     """Texts that end generation, or one text, which becomes a tuple of it. The output ends before them."""
 
-    stop_token_ids: Annotated[tuple[int, ...] | None, replace(_IDS, published=Published("eos_token_id", ()))] = None
+    stop_token_ids: Annotated[
+        tuple[int, ...] | None, replace(_IDS, config_field=GenerationConfigField("eos_token_id", ()))
+    ] = None
     """Ids that end generation, in addition to the stage's own."""
 
     ignore_eos: Annotated[bool | None, Parameter(off=False)] = None
     """The stage's own stop ids do not end generation."""
 
-    suppress_token_ids: Annotated[tuple[int, ...] | None, replace(_IDS, published=Published("suppress_tokens", ()))] = (
-        None
-    )
+    suppress_token_ids: Annotated[
+        tuple[int, ...] | None, replace(_IDS, config_field=GenerationConfigField("suppress_tokens", ()))
+    ] = None
     """Ids that are never generated, in addition to the stage's own."""
 
     allowed_token_ids: Annotated[tuple[int, ...] | None, _ALLOWED] = None

@@ -1,4 +1,4 @@
-"""Who is served: clients with a key, and without keys everyone but the pages of other servers."""
+"""Access: clients with a key, and without keys everyone but the pages of other servers."""
 
 import hmac
 import socket
@@ -27,7 +27,7 @@ def check_key(server: Server, authorization: str) -> None:
 
 def check_origin(server: Server, headers: Mapping[str, str]) -> None:
     """Browsers send simple requests of any page to any server, and let any page open websockets to it. Without keys, only the
-    server's own page may: GET alone is harmless, as no other page can read what is answered. Raises HttpError.
+    server's own page may: GET alone is harmless, as no other page can read the answer. Raises HttpError.
 
     `Sec-Fetch-Site` is the browser's own judgement, also behind a proxy that gives another `Host` on. Browsers leave it out where
     the address is neither HTTPS nor the same machine, and some do for websockets: then `Origin` has to be the address, by a name

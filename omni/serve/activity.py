@@ -19,7 +19,7 @@ PERIOD_SECONDS = 0.2
 
 
 class StageActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """usage: what it holds (requests, rows, ...). rates: growth of its counters per second since the last reading."""
+    """usage: resources in use (requests, rows, ...). rates: growth of its counters per second since the last reading."""
 
     usage: Mapping[str, int]
     rates: Mapping[str, float]
@@ -82,7 +82,7 @@ class ActivityFeed:
                 self._give(await asyncio.to_thread(self._read))
                 await asyncio.sleep(PERIOD_SECONDS)
         except Exception:
-            _log.exception("what the stages are doing is unknown")
+            _log.exception("the activity of the stages cannot be read")
             self._give(None)
 
     def _give(self, activity: Activity | None) -> None:

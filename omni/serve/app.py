@@ -50,14 +50,15 @@ ENDPOINTS = (
 
 
 def create_app(omni: AsyncOmni, options: ServeOptions | None = None) -> Starlette:
-    """An ASGI app that answers with a loaded model, and closes it at its end. `app.state.server` is what its handlers share.
+    """An ASGI app that answers with a loaded model, and closes it at its end. `app.state.server` is the state that its handlers
+    share.
 
     The media policy is a setting of the model and must be strict: `overrides={"frontend.media.strict": True}`. Further settings of
     `frontend.media` allow single sources. Raises ConfigError if the policy is not strict.
     """
     if not omni.media.strict:
         problem = "is not set: requests could have the server open any file and any address"
-        remedy = "load the model with it, and allow what is needed by other settings of frontend.media"
+        remedy = "load the model with it, and allow media by other settings of frontend.media"
         raise ConfigError("frontend.media.strict", problem, remedy)
     server = Server(omni, options or ServeOptions())
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from omni.errors import InputError, check_unicode, quoted, shortened
 from omni.sampling import SamplingParams
 from omni.serve.errors import HttpError
-from omni.serve.limits import HeldBody, Place
+from omni.serve.limits import AnswerSlots, HeldBody
 from omni.serve.options import ServeOptions
 from omni.utils.struct_types import STRUCT_TYPES
 
@@ -25,12 +25,12 @@ _LARGE = 2**18
 
 @dataclass(slots=True)
 class Call:
-    """A request with its body. id: as in `x-request-id`. place: of its answers."""
+    """A request with its body. id: as in `x-request-id`. slots: of its answers."""
 
     request: Request
     body: bytes
     id: str
-    place: Place
+    slots: AnswerSlots
 
     async def json(self) -> dict[str, Any]:
         """The body as a JSON object. Raises InputError."""

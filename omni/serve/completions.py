@@ -15,7 +15,7 @@ from omni.api import GenerateArguments, Output, TokenLogprob
 from omni.errors import InputError, counted
 from omni.serve.body import Call, convert, split_sampling
 from omni.serve.errors import Rename
-from omni.serve.limits import Place
+from omni.serve.limits import AnswerSlots
 from omni.serve.logprobs import finite, token_text
 from omni.serve.models import check_model
 from omni.serve.responses import DONE, event, event_stream, json_response
@@ -94,9 +94,9 @@ class CompletionCall:
 async def completions(server: Server, call: Call) -> Response:
     asked = read_call(server, await call.json())
     if asked.stream:
-        return event_stream(_events(server, asked, call.place), call.id, server.options.retry_after_seconds)
+        return event_stream(_events(server, asked, call.slots), call.id, server.options.retry_after_seconds)
     answers = [_Answer(server, index) for index in range(len(asked.prompts) * asked.samples)]
-    async with _outputs(server, asked, call.place) as outputs:
+    async with _outputs(server, asked, call.slots) as outputs:
         async for output in outputs:
             answers[_index(asked, output)].take(output)
     choices = [answer.piece(asked) for answer in answers]
@@ -146,10 +146,10 @@ def read_call(server: Server, body: dict[str, Any]) -> CompletionCall:
     )
 
 
-async def _events(server: Server, asked: CompletionCall, place: Place) -> AsyncGenerator[bytes]:
+async def _events(server: Server, asked: CompletionCall, slots: AnswerSlots) -> AsyncGenerator[bytes]:
     none = None if asked.include_usage else UNSET
     answers = [_Answer(server, index) for index in range(len(asked.prompts) * asked.samples)]
-    async with _outputs(server, asked, place) as outputs:
+    async with _outputs(server, asked, slots) as outputs:
         async for output in outputs:
             answer = answers[_index(asked, output)]
             answer.take(output)
@@ -159,11 +159,13 @@ async def _events(server: Server, asked: CompletionCall, place: Place) -> AsyncG
     yield DONE
 
 
-def _outputs(server: Server, asked: CompletionCall, place: Place) -> AbstractAsyncContextManager[AsyncIterator[Output]]:
+def _outputs(
+    server: Server, asked: CompletionCall, slots: AnswerSlots
+) -> AbstractAsyncContextManager[AsyncIterator[Output]]:
     many = len(asked.prompts) > 1
     prompts = list(asked.prompts) if many else asked.prompts[0]
     return server.generate(
-        "completions", prompts, asked.rename, place=place, requests=len(asked.prompts), **asked.arguments
+        "completions", prompts, asked.rename, slots=slots, requests=len(asked.prompts), **asked.arguments
     )
 
 

@@ -23,7 +23,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
     finally:
         watch.cancel()
         task.cancel()  # a no-op once it is done
-        # The work has freed what it held before this returns.
+        # The work has freed its resources before this returns.
         await asyncio.gather(task, watch, return_exceptions=True)
 
 

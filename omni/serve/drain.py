@@ -1,4 +1,4 @@
-"""The server's end, for what has no end of its own."""
+"""The signal that ends endless streams when the server ends."""
 
 import asyncio
 

@@ -17,7 +17,7 @@ from omni.serve.access import check_key, check_origin
 from omni.serve.body import Call, read_body
 from omni.serve.disconnect import ClientGone, while_connected
 from omni.serve.errors import GONE, reported
-from omni.serve.limits import HeldBody, Place
+from omni.serve.limits import AnswerSlots, HeldBody
 from omni.serve.request_id import request_id_of
 from omni.serve.responses import error_response
 from omni.serve.server import Server
@@ -55,14 +55,14 @@ class _App:
         exchange = _Exchange(scope, send, options.stalled_seconds)
         request = Request(scope, receive)
         try:
-            with self._server.limits.body() as held, self._server.limits.place() as place:
+            with self._server.limits.body() as held, self._server.limits.answer_slots() as slots:
                 if not self._endpoint.public:
                     check_key(self._server, request.headers.get("authorization", ""))
                     if request.method == "POST":
                         check_origin(self._server, request.headers)
                 if self._endpoint.kind is not None:
                     self._server.check_room(self._endpoint.kind)
-                call = Call(request, await self._body(request, held, place), exchange.id, place)
+                call = Call(request, await self._body(request, held, slots), exchange.id, slots)
                 await while_connected(receive, self._answer(call, exchange))
         except (ClientGone, ClientDisconnect):
             exchange.status = GONE
@@ -78,14 +78,14 @@ class _App:
             exchange.log()
             self._server.metrics.responded(self._endpoint.path, exchange.status)
 
-    async def _body(self, request: Request, held: HeldBody, place: Place) -> bytes:
+    async def _body(self, request: Request, held: HeldBody, slots: AnswerSlots) -> bytes:
         server, kind = self._server, self._endpoint.kind
         if kind is None:
             return await read_body(request, server.options, held)
         with server.counting_refusals(kind):
             # A request does not count towards the limit while its body arrives: slow clients would block others.
             body = await read_body(request, server.options, held, server.limits.check)
-            place.take(1)
+            slots.take(1)
         return body
 
     async def _answer(self, call: Call, exchange: "_Exchange") -> None:

@@ -29,7 +29,7 @@ class HeldBody:
         self._limits.held_bytes += count
 
 
-class Place:
+class AnswerSlots:
     """Slots of one request among the answers under way: one slot when its body has arrived, before it is parsed, and all slots once
     the number of answers is known."""
 
@@ -77,13 +77,13 @@ class ServeLimits:
             raise OverloadedError("server", problem, "try again later")
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
+    def answer_slots(self) -> Iterator[AnswerSlots]:
         """Returns the slots of one request, none at first. They are free again at its end."""
-        place = Place(self)
+        slots = AnswerSlots(self)
         try:
-            yield place
+            yield slots
         finally:
-            place.free()
+            slots.free()
 
     @contextmanager
     def session(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Connections that the server has closed, while their clients take nothing of what is left to send."""
+"""Connections that the server has closed, while their clients do not read the remaining data."""
 
 import asyncio
 import time

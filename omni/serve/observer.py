@@ -4,7 +4,7 @@ from omni.api import Output
 
 
 class RequestObserver:
-    """Callbacks for one request, on the event loop's thread: they must be brief. Override what you need."""
+    """Callbacks for one request, on the event loop's thread: they must be brief. Override those that you need."""
 
     def output(self, output: Output) -> None:
         """A piece of an answer comes. The last one has the answer's metrics and usage."""
@@ -17,7 +17,7 @@ class RequestObserver:
 
 
 class Observer:
-    """Callbacks for each request, on the event loop's thread: they must be brief. Override what you need.
+    """Callbacks for each request, on the event loop's thread: they must be brief. Override those that you need.
 
     kind: of the request, such as `"chat"`, `"completions"` or `"speech"`.
     """

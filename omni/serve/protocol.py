@@ -49,8 +49,8 @@ class TimedProtocol(FairReads, H11Protocol):
         self.transport.close()
 
     def _should_upgrade(self) -> bool:
-        """What the websocket's parser would refuse is for the app to refuse. uvicorn answers some of it in another shape, and some
-        of it, such as a line that is too long, never: the connection would stay for ever."""
+        """The app refuses the handshakes that the websocket's parser would refuse. uvicorn answers some of it in another shape, and
+        some of it, such as a line that is too long, never: the connection would stay for ever."""
         return super()._should_upgrade() and self._opens_websocket()
 
     def _opens_websocket(self) -> bool:

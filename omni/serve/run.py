@@ -36,7 +36,9 @@ def bound(options: ServeOptions) -> socket.socket:
     except OSError as error:
         listener.close()
         problem = f"cannot listen at {options.host}:{options.port} ({error.strerror or error})"
-        raise ConfigError("--host, --port", problem, "choose another address, or end what uses it") from error
+        raise ConfigError(
+            "--host, --port", problem, "choose another address, or end the program that uses it"
+        ) from error
     return listener
 
 
@@ -46,7 +48,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """Stops taking connections at SIGTERM or SIGINT, or when the engine has failed, answers what is under way, then closes the
+    """Stops taking connections at SIGTERM or SIGINT, or when the engine has failed, answers the requests under way, then closes the
     model. A second SIGINT does not wait for answers."""
 
     def __init__(self, omni: AsyncOmni, options: ServeOptions, listening: Callable[[], object] = lambda: None) -> None:
@@ -69,14 +71,14 @@ class HttpServer(uvicorn.Server):
                 ws_max_size=options.max_event_bytes,
                 ws_ping_interval=options.ping_seconds,
                 ws_ping_timeout=options.ping_seconds,
-                # Most of what goes through is base64 of sound: packing it costs the event loop more than it saves.
+                # Most of the traffic is base64 of sound: packing it costs the event loop more than it saves.
                 ws_per_message_deflate=False,
                 timeout_graceful_shutdown=options.drain_seconds,
             )
         )
 
     def prepare(self) -> None:
-        """Starts what the first request would wait for."""
+        """Starts the services that the first request would wait for."""
         self._server.encoders.start()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

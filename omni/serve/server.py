@@ -13,7 +13,7 @@ from omni.serve.audio.encoder_pool import EncoderPool
 from omni.serve.audio.voices import Voices
 from omni.serve.drain import Drain
 from omni.serve.errors import EngineDown, Rename, renamed
-from omni.serve.limits import Place, ServeLimits
+from omni.serve.limits import AnswerSlots, ServeLimits
 from omni.serve.metrics import ServerMetrics
 from omni.serve.observer import Observer, RequestObserver
 from omni.serve.options import ServeOptions
@@ -24,7 +24,7 @@ Shorter = Callable[[LongPromptError], tuple[Messages, int | None] | None]
 
 
 class Server:
-    """The model, what is allowed, and what is under way. One for each app; its methods are for the event loop's thread.
+    """The model, the limits, and the answers under way. One for each app; its methods are for the event loop's thread.
 
     names: of the model in requests, the first in answers. voices: the model's, by name. observers: may be added before the first
     request; the first is `metrics`. failure: of the engine, when the app ended.
@@ -51,7 +51,7 @@ class Server:
         messages: Messages | Requests,
         rename: Rename = str,
         *,
-        place: Place | None = None,
+        slots: AnswerSlots | None = None,
         requests: int = 1,
         shorter: Shorter | None = None,
         **arguments: Unpack[GenerateArguments],
@@ -59,19 +59,18 @@ class Server:
         """The outputs of a request, which runs from the start of the block until it is left: that cancels it. An error of
         any answer is raised by the iterator.
 
-        kind: for observers. rename: of fields in errors. place: the request's, if it has one already. requests: chats in
-        `messages`, if it is a list of them. shorter: has a
-        prompt that is too long tried again.
+        kind: for observers. rename: of fields in errors. slots: the request's, if it has some already. requests: chats in
+        `messages`, if it is a list of them. shorter: has a prompt that is too long tried again.
         Raises OverloadedError if too many answers are under way, and InputError.
         """
         if arguments.get("priority", 0) and not self.options.client_priority:
             raise InputError("priority", "is not taken here", "leave it out", "serve with --client-priority")
         answers = requests * arguments.get("n", 1)
         failure: BaseException | None = None
-        with self.limits.place() as own:
-            place = place or own
+        with self.limits.answer_slots() as own:
+            slots = slots or own
             with _renaming(rename), self.counting_refusals(kind):
-                place.take(answers)
+                slots.take(answers)
             watching = [observer.started(kind, answers) for observer in self.observers]
             try:
                 with _renaming(rename):
@@ -87,7 +86,7 @@ class Server:
                 failure = error
                 raise
             finally:
-                place.free()
+                slots.free()
                 for observer in watching:
                     observer.ended(failure)
 
@@ -95,9 +94,9 @@ class Server:
         """Counts the tokens of a prompt, which is prepared and sent to no stage. 0 if the front end does not count them. The call
         occupies one answer slot, since media are read for it. kind: as in `generate`. Raises OverloadedError and InputError."""
         arguments["max_prompt_tokens"] = 0
-        with self.limits.place() as place:
+        with self.limits.answer_slots() as slots:
             with self.counting_refusals(kind):
-                place.take(1)
+                slots.take(1)
             try:
                 async with self.omni.generate(messages, **arguments) as outputs:
                     async for _ in outputs:

@@ -1,4 +1,4 @@
-"""A websocket, as uvicorn speaks it, with limits to what a client makes of many small frames."""
+"""A websocket, as uvicorn speaks it, with limits to messages of many small frames."""
 
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol

@@ -136,7 +136,7 @@ class WarmStage(LoadedStage, Protocol):
     """A loaded stage whose phases launch Triton kernels, which can be compiled before there are weights."""
 
     def warm_up(self) -> None:
-        """Launches what `measure` and `start` launch, on a device that records the kernels instead of running them
+        """Makes the launches of `measure` and `start`, on a device that records the kernels instead of running them
         (`omni.kernels.RecordingDevice`): tensors have no contents, and results have no meaning. It is the only and last call. An
         error costs time at start only: kernels that are not recorded are compiled at their first launch."""
 
@@ -169,7 +169,7 @@ class TensorParallelKind(StageKind, Protocol):
 
     tensor_parallel: whether they can. `load` then gets `StageContext.ranks`, in an engine of each rank. The orchestrator gives
     requests to the worker of rank 0 only. The workers of the other ranks take its messages (`Ranks.channel`) in `tick`, which the
-    engine calls when one has arrived; what their `usage` and `counters` report is not added to those of rank 0. An exception out of
+    engine calls when one has arrived; their `usage` and `counters` are not added to those of rank 0. An exception out of
     `tick` ends the engine, since the ranks are out of step then, and all ranks are started again.
     """
 

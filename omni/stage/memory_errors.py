@@ -15,7 +15,7 @@ _HOST = "DefaultCPUAllocator"
 
 
 class NoRoomError(ConfigError):
-    """The device has too little memory for what the settings ask for."""
+    """The device has too little memory for the settings."""
 
 
 @contextmanager

@@ -194,7 +194,7 @@ class Produced:
     """An output. Its tensors may be read once `ready` is done, and belong to the producer again once it is `free`. The
     orchestrator writes it (`add`, then `close`), the producer reads it.
 
-    for_user: it is not an input of other stages, whatever the edges.
+    for_user: it is not an input of other stages, on any edge.
     """
 
     request_id: str
@@ -227,13 +227,13 @@ class Produced:
 class Done:
     """The stage has produced everything for the request. counts: totals for its usage (tokens, frames, ...).
 
-    held: generated tokens that were not emitted, because a stop string ends in them.
+    withheld: generated tokens that were not emitted, because a stop string ends in them.
     """
 
     request_id: str
     reason: str
     counts: dict[str, int]
-    held: tuple[int, ...] = ()
+    withheld: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

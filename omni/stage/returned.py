@@ -1,5 +1,5 @@
-"""Checks of what methods return: a model's tensors, by shape and dtype alone, so that nothing waits for the device, and whether a
-worker did something."""
+"""Checks of the results of methods: a model's tensors, by shape and dtype alone, so that nothing waits for the device, and whether
+a worker did something."""
 
 from collections.abc import Sequence
 from types import CoroutineType, MethodType

@@ -103,7 +103,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @abstractmethod
     def advance(self) -> bool:
-        """Polls events and enqueues what is possible. Returns whether anything happened.
+        """Polls events and enqueues possible work. Returns whether anything happened.
 
         An exception closes the stage: report the error of one request by `fail`.
         """
@@ -143,10 +143,10 @@ class MailboxWorker(ABC, Generic[RequestT]):
         for request_id in list(self.requests):
             self.drop(self._remove_record(request_id))
 
-    def finish(self, request_id: str, reason: str, counts: dict[str, int], held: tuple[int, ...] = ()) -> None:
+    def finish(self, request_id: str, reason: str, counts: dict[str, int], withheld: tuple[int, ...] = ()) -> None:
         """Finishes the request here: removes its record and sends `Done` to the orchestrator."""
         self.drop(self._remove_record(request_id))
-        self.outbox.append(Done(request_id, reason, counts, held))
+        self.outbox.append(Done(request_id, reason, counts, withheld))
 
     def fail(self, request_id: str, doing: str, error: Exception) -> None:
         """Fails the request here. Errors of other types than omni's are wrapped with the stage's name. If `error` is not an

@@ -105,7 +105,7 @@ class FaultyDevice(CpuDevice):
 class FaultyStirredDevice(StirredDevice):
     """Work that was launched before the fault runs after it.
 
-    What a phase raises comes out of its launch, as on a real device; on a simulated one it comes out when the phase runs.
+    An error of a phase is raised by its launch, as on a real device; on a simulated one it is raised when the phase runs.
     """
 
     def __init__(self, seed: int | None) -> None:

@@ -186,7 +186,7 @@ def thread_ranks(layout: RankLayout | int, seconds: float = _SECONDS) -> list[Ra
 
 
 class RankThread:
-    """Calls `tick` of a follower's worker in a thread, as its engine would. error: what `tick` raised, which ends it."""
+    """Calls `tick` of a follower's worker in a thread, as its engine would. error: of `tick`, which ends it."""
 
     def __init__(self, worker: StageWorker) -> None:
         self.error: BaseException | None = None
@@ -206,7 +206,7 @@ class RankThread:
         try:
             with torch.inference_mode():
                 while self._worker.tick() or self._busy or not self._ended.is_set():
-                    # Also behind the end: a worker that stays busy does not take the interpreter from all other tests.
+                    # Also after the end: a worker that stays busy does not take the interpreter from all other tests.
                     time.sleep(0.0005)
         except BaseException as error:
             self.error = error

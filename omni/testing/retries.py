@@ -58,5 +58,5 @@ def planted_faults() -> Iterator[None]:
 
 def _report(failed: list[tuple[str, BaseException]]) -> str:
     lines = [with_origin(f"- {batch}: {type(error).__name__}: {error}", error) for batch, error in failed[:10]]
-    remedy = "the second run, of each part alone, hides the fault from users: correct what raised"
+    remedy = "the second run, of each part alone, hides the fault from users: correct the code that raised"
     return "\n".join([f"batches failed and were run again, {len(failed)} in all:", *lines, remedy])

@@ -89,7 +89,7 @@ def rank_lines(orders: Sequence[RankOrder]) -> Iterator[str]:
             yield f"{one.before} began {one.ahead} of {one.steps} steps before {one.last} began the step before, though that was"
             yield f"launched earlier: step {number} {earlier:.1f} before step {number - 1}{what} for example."
             yield f"That is not a bug: {one.before} has the layers before, and goes on with the next rows meanwhile."
-            yield "A rank runs its steps in the order of their launches, each behind the hidden states and tokens that it reads."
+            yield "A rank runs its steps in the order of their launches, each after the hidden states and tokens that it reads."
         if one.late:
             yield f"{one.late} steps of {one.last} ended their forward before {one.before} had: the trace is wrong."
         else:

@@ -352,5 +352,5 @@ def _three(spread: Spread) -> tuple[str, str, str]:
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]], words: int = 1) -> list[str]:
-    """A table behind an empty line. words: number of text columns, which align left; numbers align right."""
+    """A table after an empty line. words: number of text columns, which align left; numbers align right."""
     return ["", *columns([head, *lines], right=range(words, len(head)), indent="")]

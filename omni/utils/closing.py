@@ -13,7 +13,7 @@ class ClosingSteps:
     """
 
     def __init__(self, steps: Iterable[Callable[[], object]], log: logging.Logger, part: str) -> None:
-        """part: what a step closes, for the log of further errors."""
+        """part: the object that a step closes, for the log of further errors."""
         self._left = list(steps)
         self._log = log
         self._part = part

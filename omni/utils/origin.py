@@ -26,7 +26,7 @@ def origin(error: BaseException | None = None, code: object = None) -> str:
 
     These are those of the innermost frame of a plugin that is not omni's own, else of `code` (the function, class or object that
     was called) if that is of such a plugin, else of the innermost frame of one of omni's own, else of `code`. A method that a
-    plugin's class inherits from omni is that class's: omni's part only calls what the class defines.
+    plugin's class inherits from omni is that class's: omni's part only calls the class's methods.
     """
     frames = [] if error is None else [(frame, line) for frame, line in _frames(error) if _of_plugin(frame)]
     places = [(_is_own(_package(frame)), frame, line) for frame, line in reversed(frames)]
@@ -156,7 +156,7 @@ def _place_of_syntax(error: SyntaxError) -> str:
 
 
 def _origin_of(code: object) -> tuple[str, str, int] | None:
-    """Package, file and line of what was called; None if they are unknown, and for the framework's."""
+    """Package, file and line of the called code; None if they are unknown, and for the framework's."""
     while isinstance(code, partial | MethodType):
         if isinstance(code, MethodType) and (_is_inherited(code) or _is_of_text(code.__func__)):
             code = type(code.__self__)

@@ -17,7 +17,7 @@ _DEPTH = "depth_decoder_"
 """The prefix in generation_config.json of sampling parameters for the codes after a frame's first."""
 
 _CODEC_DTYPE = "float32"
-"""The published dtype, whatever that of the other stages."""
+"""The published dtype, for any dtype of the other stages."""
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:

@@ -44,7 +44,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
                 kind="diffusion",
                 model=f"{_HERE}.token2wav:build",
                 options=denoising,
-                # As published, whatever the dtype of the other stages.
+                # As published, for any dtype of the other stages.
                 dtype="float32",
                 # Before the talker's too: it has most of the work and the longest share of the latency. With the others first,
                 # sound begins later (7B shape, one request on an H200: after 0.49 s; 0.55 s with -1, 0.65 s with 0).

@@ -63,7 +63,7 @@ def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: obj
         fill(model, generator)
         tame_text(model, tokenizer, sizes.stop_gain)
         model.save_pretrained(folder)
-    # As published: without what transformers fills.
+    # As published: without the fields that transformers fills.
     write_json(folder / "config.json", config)
 
 

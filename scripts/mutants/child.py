@@ -20,7 +20,7 @@ MORE_MEMORY = 6 << 30
 
 
 class Reports:
-    """Plugin: what the newest test came to."""
+    """Plugin: the outcome of the newest test."""
 
     def __init__(self) -> None:
         self.failed = self.skipped = False

@@ -10,7 +10,7 @@ from pathlib import Path
 from .operators import replacements
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Text for people: what a program does hangs on none of it.
+# Text for people: it does not change what a program does.
 SPOKEN = ("__repr__", "__str__")
 LOGGERS = ("logger", "log", "_log", "warnings")
 

@@ -26,8 +26,8 @@ def balanced_layers(num_layers: int, layers: Sequence[int], times: Sequence[floa
     """The numbers of layers with which the slowest part takes the least time. Of equally good ones, the last part has the fewest:
     it also sends the tokens to the others and to the host, which is not in its time.
 
-    layers, times: numbers of layers of each part, and what its step took with them. What the last part takes beyond its layers is
-    for logits, sampling and codes."""
+    layers, times: numbers of layers of each part, and the time of its step with them. The time of the last part beyond its layers
+    is for logits, sampling and codes."""
     parts = len(layers)
     layer = sum(times[:-1]) / sum(layers[:-1])
     beyond = max(0.0, times[-1] - layers[-1] * layer)

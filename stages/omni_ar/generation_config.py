@@ -16,8 +16,10 @@ _log = logging.getLogger(__name__)
 _FILE = "generation_config.json"
 _RESTORE = "correct it or download it again"
 
-_PUBLISHED = {name: parameter.published for name, parameter in PARAMETERS.items() if parameter.published is not None}
-_DRAWS = tuple(name for name, published in _PUBLISHED.items() if published.draws)
+_CONFIG_FIELDS = {
+    name: parameter.config_field for name, parameter in PARAMETERS.items() if parameter.config_field is not None
+}
+_DRAWS = tuple(name for name, field in _CONFIG_FIELDS.items() if field.draws)
 _CODE_DRAWS = tuple(name for name in _DRAWS if f"code_{name}" in PARAMETERS)
 
 _UNSUPPORTED_DRAWS: Mapping[str, object] = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}
@@ -44,15 +46,15 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _types() -> dict[str, Any]:
-    """Types of the fields of `_PUBLISHED` in the file, whose null fields have been dropped."""
+    """Types of the fields of `_CONFIG_FIELDS` in the file, whose null fields have been dropped."""
     hints = get_type_hints(SamplingParams)
-    types = {name: reduce(or_, (t for t in get_args(hints[name]) if t is not type(None))) for name in _PUBLISHED}
+    types = {name: reduce(or_, (t for t in get_args(hints[name]) if t is not type(None))) for name in _CONFIG_FIELDS}
     return types | {"stop_token_ids": int | types["stop_token_ids"]}
 
 
 _Generation: Any = msgspec.defstruct(
     "_Generation",
-    [(_PUBLISHED[name].name, file_type, _PUBLISHED[name].default) for name, file_type in _types().items()],
+    [(_CONFIG_FIELDS[name].name, file_type, _CONFIG_FIELDS[name].default) for name, file_type in _types().items()],
     bases=(_File,),
     frozen=True,
     kw_only=True,
@@ -118,7 +120,7 @@ def code_sampling_defaults(generation: Mapping[str, Any], prefix: str) -> Sampli
     file: _File = _converted(given, _Generation, f"{_FILE}: {prefix}")
     values = _parameters(file)
     _check(SamplingParams(**{name: values[name] for name in _DRAWS}), prefix)
-    unsupported = {_PUBLISHED[name].name: PARAMETERS[name].off for name in _DRAWS if name not in _CODE_DRAWS}
+    unsupported = {_CONFIG_FIELDS[name].name: PARAMETERS[name].off for name in _DRAWS if name not in _CODE_DRAWS}
     unsupported |= {"repetition_penalty": 1, "suppress_tokens": [], "bad_words_ids": [], "sequence_bias": []}
     _warn(given, unsupported, file.do_sample, prefix)
     return SamplingParams(**{f"code_{name}": values[name] for name in _CODE_DRAWS})
@@ -142,8 +144,8 @@ def _parameters(file: _File) -> dict[str, Any]:
     """Values of the published parameters; without `do_sample`, the parameters of draws are off."""
     read = msgspec.structs.asdict(file)
     return {
-        name: PARAMETERS[name].off if published.draws and not file.do_sample else read[published.name]
-        for name, published in _PUBLISHED.items()
+        name: PARAMETERS[name].off if field.draws and not file.do_sample else read[field.name]
+        for name, field in _CONFIG_FIELDS.items()
     }
 
 
@@ -160,8 +162,8 @@ def _check(defaults: SamplingParams, prefix: str = "", ends_field: str = "") -> 
         defaults.check("")
     except InputError as error:
         name = error.field.removeprefix(".")
-        published = _PUBLISHED[name].name if name in _PUBLISHED else name
-        field = ends_field if name == "stop_token_ids" else f"{_FILE}: {prefix}{published}"
+        config_name = _CONFIG_FIELDS[name].name if name in _CONFIG_FIELDS else name
+        field = ends_field if name == "stop_token_ids" else f"{_FILE}: {prefix}{config_name}"
         raise CheckpointError(field, error.problem, _RESTORE) from error
 
 

@@ -61,9 +61,7 @@ def _build(context: StageContext, part: PipelinePart | None) -> ArModel:
     with partitioned(context.ranks.tensor, part, expert_parallel=context.stage.expert_parallel):
         model = build_model(context, ArModel)  # type: ignore[type-abstract]
         if part is not None and sum(isinstance(each, DecoderLayers) for each in model.modules()) != 1:
-            problem = (
-                f"is {part.size}, and {type(model).__name__} has not one `DecoderLayers`, whose layers could be divided"
-            )
+            problem = f"is {part.size}, and {type(model).__name__} does not have exactly one `DecoderLayers`"
             raise ConfigError(f"{part.stage}.pipeline_parallel", problem, "leave it out")
         if context.stage.expert_parallel:
             _check_experts(context, model, part)

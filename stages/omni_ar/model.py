@@ -168,7 +168,7 @@ class Batch:
     """One step's batch as input of `forward`: decode rows first, one token each, then chunks of other requests.
 
     positions_PT: int64 rotary positions. embeddings: of the prompt tokens, each with its part in this step's chunk. prompt_start:
-    index of the first prompt token of a batch with embeddings, behind decode rows and replayed tokens. payload: None if no consumer
+    index of the first prompt token of a batch with embeddings, after decode rows and replayed tokens. payload: None if no consumer
     needs hidden states of this step. layers: None if no hidden states of layers are kept. boundary: None if this rank has all
     layers. A captured batch has no embeddings, and may end in padding.
     """

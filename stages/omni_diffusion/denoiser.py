@@ -3,7 +3,7 @@
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | state and `latents_RTM` of a row | `begin_windows`, `denoise_rows` | the same, and `render_part` | stream order |
-| upload of a step | the copy, behind the step before | `denoise_rows` | stream order |
+| upload of a step | the copy, after the step before | `denoise_rows` | stream order |
 
 The upload slot of a step is free after its copy, that is, after the last step but one. So at most two steps are in
 flight: one runs, one is queued behind it, and a new row joins the next.

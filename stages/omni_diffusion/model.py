@@ -20,10 +20,10 @@ class Windows:
     rows_B: rows of the state; distinct, except for the last row, the null row, which pads a batch and is not read.
     first_B: number of a window's first frame in its stream, from 0; a multiple of `block_frames`.
     context_B: number of leading frames that were emitted before; they are denoised again, from the same noise.
-    fresh_B: number of frames behind these that are emitted once the window is done. Frames behind them are look-ahead.
+    fresh_B: number of frames after these that are emitted once the window is done. Frames after them are look-ahead.
     frames_B: total number of frames of the window, at least 1. Only a stream's last window ends within a block.
     voices_B: index of the voice, 0 to `num_voices` - 1.
-    codes_BNG: codes; behind a row's `frames_B` frames is padding with codes of some frame.
+    codes_BNG: codes; after a row's `frames_B` frames is padding with codes of some frame.
     """
 
     rows_B: Tensor
@@ -77,7 +77,7 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     def denoise(self, state: StateT, latents_BTM: Tensor, rows_B: Tensor, steps_B: Tensor) -> Tensor:
         """Advances each row's latents by one step. Returns them, `[B, T, M]`. Modifies only `state` in place.
 
-        latents_BTM: fp32, normal noise at step 0. T: whole blocks, enough for the window of each row. Latents behind a row's frames
+        latents_BTM: fp32, normal noise at step 0. T: whole blocks, enough for the window of each row. Latents after a row's frames
         are padding, initially zero, and stay finite. rows_B: int64, as `Windows.rows_B`. steps_B: int64, each row's step, from 0.
         """
 

@@ -148,6 +148,6 @@ def render_part(
             f"{type(model).__name__} gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames"
         )
         raise ReturnedError(problem, model.render)
-    # What lies behind the input's end is not read.
+    # Frames after the input's end are not read.
     sample_BS = start_B1 * rate + torch.arange(wav_BS.shape[1], device=wav_BS.device)
     wav_BS.copy_(rendered_BS.gather(1, sample_BS.clamp(max=rendered_BS.shape[1] - 1)))

@@ -26,7 +26,7 @@ class DenoisingWindow:
 @dataclass(frozen=True, slots=True)
 class RenderPart:
     """Numbers of latent frames; parts that share a batch have equal numbers. fresh: frames of a window, to be kept. count:
-    rendered frames. left, right: context in front of and behind them. ends: whether the stream ends behind them."""
+    rendered frames. left, right: context in front of and after them. ends: whether the stream ends after them."""
 
     fresh: int
     left: int

@@ -92,7 +92,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         if not request.open_sources and request.voice is None and (request.arrivals or request.known):
             raise StageError(self.name, "taking its input", "frames arrived without a Voice")
 
-    def over(self, request: DiffusionRequest) -> bool:
+    def finished(self, request: DiffusionRequest) -> bool:
         rendered = request.rendered == request.known * self._sizes.repeats
         return request.ended and request.window is None and not request.in_flight and rendered
 

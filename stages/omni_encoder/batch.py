@@ -40,7 +40,7 @@ class FeatureCopy:
         self._sources = deque(sources)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return not self._sources
 
     def fill(self, piece: NDArray[np.uint8]) -> Tensor:
@@ -70,7 +70,7 @@ class PieceUploader:
         self._ring = HostRing.allocate(device, (piece_bytes,), torch.uint8, _SLOTS)
 
     def begin(self, plan: EncodePlan, buffer: Tensor) -> FeatureCopy:
-        """Enqueues the writes without host memory: zeros behind the parts, and parts on the device."""
+        """Enqueues the writes without host memory: zeros after the parts, and parts on the device."""
         rests: list[Tensor] = []
         sources: list[tuple[int, NDArray[np.uint8]]] = []
         for _, start, item in plan.placed():
@@ -92,7 +92,7 @@ class PieceUploader:
 
     def advance(self, transfer: FeatureCopy) -> bool:
         """Enqueues the next piece. Returns whether there was one, and a free slot for it."""
-        if transfer.over or not self._ring.ready:
+        if transfer.finished or not self._ring.ready:
             return False
         slot = self._ring.advance()
         piece = slot.take()

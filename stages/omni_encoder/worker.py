@@ -140,7 +140,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         """Sends one piece per tick, and launches the encoding after the last."""
         try:
             moved = self._encoder.send(prepared)
-            if not prepared.transfer.over:
+            if not prepared.transfer.finished:
                 return moved
             batch = self._encoder.launch(prepared)
         except BaseException as raised:

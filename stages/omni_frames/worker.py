@@ -59,7 +59,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         """Launches the work that the rows are ready for; paused requests start none. Returns whether there was any."""
 
     @abstractmethod
-    def over(self, request: RequestT) -> bool:
+    def finished(self, request: RequestT) -> bool:
         """Whether all frames of the request are processed and all its samples emitted."""
 
     def read(self, request: RequestT, message: Feed) -> Arrival | None:
@@ -100,7 +100,7 @@ class FrameWorker(MailboxWorker[RequestT]):
 
     def end(self, request: RequestT, source: str) -> None:
         request.open_sources.discard(source)
-        if self.over(request):
+        if self.finished(request):
             self._finish(request)
 
     def pause(self, request: RequestT) -> None:
@@ -123,7 +123,7 @@ class FrameWorker(MailboxWorker[RequestT]):
             self.fail(request.id, "taking its frames", error)
         moved |= taken
         moved |= self.run()
-        for request in [request for request in self.rows.owners if self.over(request)]:
+        for request in [request for request in self.rows.owners if self.finished(request)]:
             self._finish(request)
             moved = True
         return moved

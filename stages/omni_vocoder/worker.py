@@ -75,7 +75,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
     def open(self, message: Open) -> VocoderRequest:
         return VocoderRequest(message.request_id, set(message.inputs), message.rank)
 
-    def over(self, request: VocoderRequest) -> bool:
+    def finished(self, request: VocoderRequest) -> bool:
         return request.ended and not request.in_flight and not self._sizes.next_chunk(request)
 
     def run(self) -> bool:
@@ -99,7 +99,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         enqueues the decoding, which advances the rows' state, and the copy of the samples. Call it before the next preparation.
 
         A last chunk is padded with its last frame, so that it runs in the batch of the others. The samples before the
-        padding do not depend on it, as they do not depend on the division into chunks; those behind are not read.
+        padding do not depend on it, as they do not depend on the division into chunks; those after are not read.
         """
         count = len(requests)
         frames = [min(chunk.frames, request.buffered) for request in requests]

@@ -23,7 +23,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 16])
-def test_a_stream_alone_is_what_the_formula_gives(alone: ModuleType, count: int) -> None:
+def test_a_stream_alone_equals_the_formula(alone: ModuleType, count: int) -> None:
     model, codes, noise = Painter(), random_codes(count), drawn(4, count)
     tensors = torch.from_numpy(codes), 3, torch.from_numpy(noise)
     for windows, sizes in (

@@ -54,7 +54,7 @@ def test_changes_are_merged_into_the_file(
     assert tables.ChangedTables(GPU, tables.read_changes(out)).setting("a", 12) == ONE
 
 
-def test_a_file_keeps_what_did_not_change(tune: Callable[[str], ModuleType], tmp_path: Path) -> None:
+def test_a_file_keeps_unchanged_entries(tune: Callable[[str], ModuleType], tmp_path: Path) -> None:
     tables, out = tune("changed_tables"), tmp_path / "in_steps.json"
     assert tables.read_changes(out) == tables.read_changes(None) == {}
     tables.save(None, {"a": {8: {}}})
@@ -63,7 +63,7 @@ def test_a_file_keeps_what_did_not_change(tune: Callable[[str], ModuleType], tmp
     assert list(json.loads(out.read_text())["linear"]["a"]) == ["4", "8", "16"]
 
 
-def test_kernels_use_what_is_kept_unless_another_is_tried(tune: Callable[[str], ModuleType]) -> None:
+def test_kernels_use_kept_settings_unless_others_are_tried(tune: Callable[[str], ModuleType]) -> None:
     tables = tune("changed_tables")
 
     def used() -> Setting:

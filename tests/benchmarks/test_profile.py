@@ -18,7 +18,7 @@ def profile(monkeypatch: pytest.MonkeyPatch):
             del sys.modules[name]
 
 
-def test_kernels_that_overlap_add_what_they_end_later(profile):
+def test_overlapping_kernels_add_the_time_that_they_end_later(profile):
     spans = [
         profile.KernelSpan(0, 100, "product"),
         profile.KernelSpan(60, 130, "norm"),  # began while the product ran

@@ -189,7 +189,7 @@ def painted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Painted:
     return run
 
 
-def test_windows_reports_what_streaming_costs(painted: Painted) -> None:
+def test_windows_reports_the_cost_of_streaming(painted: Painted) -> None:
     rows = {(row["before"], row["after"]): row for row in painted("windows", "--frames", "40")}
     assert rows[0, 0]["work"] == 1
     assert rows[2, 1]["work"] == 2.5
@@ -207,7 +207,7 @@ def test_denoise_measures_streams(how: tuple[str, ...], painted: Painted) -> Non
     assert all(row[name] > 0 for row in rows for name in ("first_ms", "step_ms", "rtf", "sound_per_second"))
 
 
-def test_precision_reports_what_it_costs(painted: Painted) -> None:
+def test_precision_reports_its_cost(painted: Painted) -> None:
     rows = painted("precision", "--device", "cpu", "--frames", "20")
     assert [row["precision"] for row in rows] == ["float32", "TF32", "bfloat16"]
     assert rows[0]["latents"] == rows[0]["waveform"] == rows[0]["peak"] == 0

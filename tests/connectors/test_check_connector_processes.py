@@ -47,7 +47,7 @@ def test_pieces_that_cannot_be_sent_are_found(bench):
 def test_a_connector_of_one_process_that_claims_the_host_is_found(bench):
     """With both ends in one thread it is right."""
     made = bench(inline_faults.InlineKeepsPiecesInATable)
-    with pytest.raises(AssertionError, match=r"Receiver\.receive does not fail"):
+    with pytest.raises(AssertionError, match=r"Receiver\.receive does not raise"):
         every_dtype_and_layout(made)
 
 

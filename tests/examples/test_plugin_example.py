@@ -72,7 +72,7 @@ def test_the_tutorial_shows_the_plugin_as_it_is():
 
 
 @pytest.mark.usefixtures("reader_s_folder")
-def test_two_seeds_give_what_the_tutorial_says(capsys: pytest.CaptureFixture[str]):
+def test_two_seeds_give_the_tutorials_texts(capsys: pytest.CaptureFixture[str]):
     run_listing("tutorials/family.md", "from omni import Omni, ")
     first, second, again, _ = capsys.readouterr().out.splitlines()
     assert first == again != second

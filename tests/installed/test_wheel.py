@@ -42,7 +42,7 @@ def test_the_wheel_holds_the_four_roots_and_nothing_else(source: Path, wheel: Pa
     assert {f"{top}/py.typed" for top in tops} <= held
 
 
-def test_the_wheel_names_every_plugin_and_what_it_needs(source: Path, wheel: Path) -> None:
+def test_the_wheel_names_every_plugin_and_its_requirements(source: Path, wheel: Path) -> None:
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     about, points = metadata(wheel)
     assert (about["Name"], about["Version"]) == ("omni-stages", project["version"])
@@ -75,7 +75,7 @@ def test_omni_and_its_plugins_lie_in_the_fresh_environment(installed: Environmen
     assert not in_checkout, "modules of the checkout could be imported"
 
 
-def test_what_the_wheel_requires_is_installed(installed: Environment, tmp_path: Path) -> None:
+def test_the_wheels_requirements_are_installed(installed: Environment, tmp_path: Path) -> None:
     assert installed.unsatisfied(tmp_path) == []
 
 

@@ -56,7 +56,7 @@ def test_beyond_the_limit_a_request_is_refused_with_the_numbers() -> None:
         "engine.max_waiting_requests: 2 requests are under way and 3 wait, the most allowed; retry later, or raise it"
     )
     graph.finish("a")
-    assert not graph.submit("f", "text").over
+    assert not graph.submit("f", "text").finished
 
 
 def test_an_aborted_waiting_request_fails_and_reaches_no_stage() -> None:
@@ -70,7 +70,7 @@ def test_an_aborted_waiting_request_fails_and_reaches_no_stage() -> None:
     graph.finish("a")
     assert opened(graph.writer) == ["a", "b"]
     graph.finish("b")
-    assert again.over
+    assert again.finished
     assert graph.engine.idle
     assert graph.writer.aborts("b") == 0
 
@@ -179,7 +179,7 @@ def test_a_sink_that_raises_ends_its_own_request_and_nothing_else(
     assert isinstance(sink.outputs[-1], RequestFinished if hated is RequestFinished else RequestFailed)
     assert sum(isinstance(output, RequestFinished | RequestFailed) for output in sink.outputs) == 1
     assert "the sink of request rude raised" in caplog.text
-    assert not good.over
+    assert not good.finished
     assert "rude" not in graph.seer.held
     graph.finish("good")
     assert isinstance(good.outputs[-1], RequestFinished)

@@ -163,7 +163,7 @@ def test_nothing_between_processes_is_pickled(folder: str):
         assert not pickling, f"{path} imports {pickling}"
 
 
-def test_every_stage_kind_says_what_it_offers():
+def test_every_stage_kind_lists_its_offers():
     assert {path.parent.name for path in ROOTS["stages"].glob("*/plugin.py")} == {*OFFERED}
 
 

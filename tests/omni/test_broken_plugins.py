@@ -229,7 +229,7 @@ def test_close_ends_though_a_stage_is_never_done(
     omni = Omni(model, device="cpu", plugins=loaded(plugin), overrides={"engine.process": engine})
     answered(omni, audio=True)
     within(omni.close)
-    problem = "stage 'singer' says after every tick that it did something: return False if there was nothing to do"
+    problem = "stage 'singer' returns True after every tick: return False if there was nothing to do"
     assert f"{problem} (plugin {plugin.distribution}, {plugin.place})" in caplog.text
 
 
@@ -288,7 +288,7 @@ def test_a_closed_replica_gets_no_requests(
 
 
 @by_name(RETURNS)
-def test_a_model_whose_methods_return_what_they_must_not(fault: Fault, model: Path, plugin: Installed) -> None:
+def test_a_model_whose_methods_return_invalid_values(fault: Fault, model: Path, plugin: Installed) -> None:
     """Every request fails, since they share the model; the engine continues, and holds no memory."""
     with Omni(model, device="cpu", plugins=loaded(plugin)) as omni:
         for _ in range(2):

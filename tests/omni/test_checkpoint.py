@@ -32,7 +32,7 @@ def write(folder: Path, weights: dict[str, torch.Tensor], shards: int) -> Path:
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_reads_what_was_written(tmp_path: Path, weights: dict[str, torch.Tensor], shards: int) -> None:
+def test_reads_the_written_entries(tmp_path: Path, weights: dict[str, torch.Tensor], shards: int) -> None:
     checkpoint = Checkpoint(write(tmp_path, weights, shards))
     assert checkpoint.config == {"model_type": "m"}
     assert checkpoint.generation_config == {}

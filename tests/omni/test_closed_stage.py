@@ -98,7 +98,7 @@ def test_a_request_that_a_closed_stage_has_finished_goes_on(graph: FakeGraph) ->
     graph.settle()
     graph.writer.broken = BROKEN
     graph.settle()
-    assert not recorder.over
+    assert not recorder.finished
     graph.speaker.done("r")
     graph.settle()
     assert recorder.succeeded
@@ -114,7 +114,7 @@ def test_a_worker_that_cannot_be_closed_is_closed_all_the_same(
     monkeypatch.setattr(graph.speaker, "close", fail)
     graph.speaker.broken = BROKEN
     graph.settle()
-    assert failed.over
+    assert failed.finished
     assert "could not be closed after its fault" in caplog.text
     graph.submit("text", "text")
     graph.finish("text")

@@ -169,7 +169,7 @@ def test_a_mistake_in_a_file_is_named_with_the_file(table: dict[str, object], me
     assert str(caught.value).startswith(f"test.toml: thinker.{message}")
 
 
-def test_a_file_says_none_for_what_toml_lacks():
+def test_a_file_writes_none_as_toml_can():
     assert laid({"thinker": {"most": "none"}}, Deep(), file=True)["thinker"] == Deep(most=None)
 
 

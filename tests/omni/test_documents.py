@@ -147,9 +147,15 @@ def test_lines_of_prose_are_short(document: Path) -> None:
 
 
 def test_the_paths_of_the_tour_are_short() -> None:
-    """Leaves count."""
+    """Leaves count. `tests/plugins/omni_qwen3_omni/test_tour.py` compares the files with those of a request."""
     paths = (REPOSITORY / "docs" / "tour.md").read_text().partition("## Files of three paths")[2].split("\n- **")[1:]
-    assert [len(LINK.findall(path.partition("\n\n")[0])) for path in paths] == [14, 10, 12]
+    counts = []
+    for path in paths:
+        in_thread, _, in_process = path.partition("\n\n")[0].partition("In an engine process:")
+        own, _, passed_on = re.sub(r"\s+", " ", in_thread).partition("Passed on by:")
+        counts.append(tuple(len(LINK.findall(part)) for part in (own, passed_on, in_process)))
+        assert f", {counts[-1][0]} files, and {counts[-1][1]} that pass it on:" in re.sub(r"\s+", " ", path)
+    assert counts == [(14, 4, 4), (10, 3, 4), (12, 3, 0)]
 
 
 def test_the_architecture_lists_every_package_of_omni() -> None:

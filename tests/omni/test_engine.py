@@ -11,7 +11,7 @@ from omni.device.cpu import CpuDevice
 from omni.engine import EngineOptions, EngineOutput, RequestFailed, RequestFinished
 from omni.engine.command_queue import LocalCommandQueue
 from omni.engine.cut import CutStages
-from omni.engine.faults import Boxes
+from omni.engine.faults import Mailbox
 from omni.engine.request import EngineCommand
 from omni.errors import OmniError, StageError
 from omni.parallel import RankLayout, silent_ranks
@@ -33,7 +33,7 @@ class Waiting(Recorder):
         super().__call__(output)
         self.thread = threading.current_thread()
         self.first.set()
-        if self.over:
+        if self.finished:
             self.last.set()
 
 
@@ -181,7 +181,7 @@ def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
     graph, broken, command_queue = FakeGraph(), Breaking(), CountedCommandQueue()
     graph.workers["writer"] = broken
     vars(graph.engine)["_workers"] = graph.workers
-    graph.orchestrator.boxes["writer"] = Boxes.of(broken)
+    graph.orchestrator.mailboxes["writer"] = Mailbox.of(broken)
     graph.engine._command_queue = command_queue
     graph.engine.start()
     for number in range(3):
@@ -225,7 +225,7 @@ def test_outputs_are_sent_before_the_loop_waits():
     graph.engine.submit(text_request("r"), sink)
     assert command_queue.waits.acquire(timeout=PATIENCE_SECONDS)
     graph.engine.close()
-    assert sink.over
+    assert sink.finished
     assert all(command_queue.waited)
 
 
@@ -268,7 +268,7 @@ def test_idle_means_no_command_no_request_and_nothing_held():
     graph.writer.done("r")
     graph.seer.held.add("left over")
     graph.settle()
-    assert sink.over
+    assert sink.finished
     assert not idle(), "a stage holds something"
     graph.seer.held.clear()
     assert idle()
@@ -311,7 +311,7 @@ def polled_graph() -> tuple[FakeGraph, PolledWorker, PolledWorker]:
     graph.workers |= {"writer": writer, "speaker": speaker}
     vars(graph.orchestrator)["_workers"] = vars(graph.engine)["_workers"] = graph.workers
     vars(graph.orchestrator._opener)["_workers"] = graph.workers
-    graph.orchestrator.boxes.update({"writer": Boxes.of(writer), "speaker": Boxes.of(speaker)})
+    graph.orchestrator.mailboxes.update({"writer": Mailbox.of(writer), "speaker": Mailbox.of(speaker)})
     return graph, writer, speaker
 
 
@@ -359,7 +359,7 @@ def test_a_poll_that_raises_closes_its_stage_alone():
     vars(speaker)["poll"] = poll
     graph.settle()
     assert "RuntimeError: out of order" in audio.failure
-    assert not text.over
+    assert not text.finished
     writer.done("b")
     graph.settle()
     assert text.succeeded
@@ -449,7 +449,7 @@ def test_an_error_that_cannot_be_printed_still_ends_the_requests() -> None:
     assert graph.engine._thread is not None
     try:
         for _ in range(1000):
-            if sink.over:
+            if sink.finished:
                 break
             graph.engine._thread.join(0.01)
         assert "Mute: without a message" in sink.failure

@@ -67,7 +67,7 @@ def test_hooks_have_tests(name: str):
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_docstrings_say_when_and_what_and_show_it(name: str):
+def test_docstrings_have_time_purpose_and_example(name: str):
     doc = inspect.getdoc(HOOKS[name]) or ""
     for word in ("Called ", "Returns ", "Example:"):
         assert word in doc

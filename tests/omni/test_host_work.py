@@ -87,7 +87,7 @@ def test_work_that_was_cancelled_is_not_begun(worker: ThreadWorker):
     assert 0 in crowd.began
 
 
-def test_closing_drops_what_has_not_begun(worker: ThreadWorker):
+def test_closing_drops_work_that_has_not_begun(worker: ThreadWorker):
     crowd = Crowd(worker)
     worker.close()
     worker.close()

@@ -82,7 +82,7 @@ def test_a_budget_below_the_fewest_pages_is_refused(case: Case, short: int) -> N
         divide(footprints, working, Budget(least - short, "engine.memory_bytes"))
 
 
-def test_stages_share_in_proportion_to_what_they_could_still_use() -> None:
+def test_stages_share_in_proportion_to_their_remaining_need() -> None:
     footprints = {
         "thinker": Footprint(weights=1000, page_bytes=10, fewest_pages=10, most_pages=110),
         "talker": Footprint(fixed=500, page_bytes=10, fewest_pages=10, most_pages=310),

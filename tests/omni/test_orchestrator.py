@@ -46,7 +46,7 @@ def test_a_second_request_of_the_same_id_is_refused_and_the_first_goes_on(graph:
     first = graph.submit("r", "text")
     assert "already under way" in graph.submit("r", "text").failure
     graph.finish("r")
-    assert first.over
+    assert first.finished
     assert isinstance(first.outputs[-1], RequestFinished)
 
 
@@ -81,7 +81,7 @@ def test_only_host_payloads_of_wanted_modalities_reach_the_user(graph: FakeGraph
 def test_other_stages_abort_once_every_wanted_one_is_done(graph: FakeGraph):
     recorder = graph.submit("r", "text")
     graph.finish("r")
-    assert recorder.finished == ["writer"]
+    assert recorder.finished_stages == ["writer"]
     assert isinstance(recorder.outputs[-1], RequestFinished)
     assert graph.seer.aborts("r") == 1
     assert graph.writer.aborts("r") == 0
@@ -99,7 +99,7 @@ def test_a_consumer_that_is_done_early_gets_no_more_and_frees_its_producer(graph
     assert not before.free, "it was delivered, so it is the consumer's to release"
     assert len(graph.speaker.fed("r")) == 1
     graph.finish("r")
-    assert recorder.finished == ["speaker", "writer"]
+    assert recorder.finished_stages == ["speaker", "writer"]
     assert graph.speaker.ended("r") == []
 
 
@@ -123,7 +123,7 @@ def test_a_failed_stage_ends_its_request_alone(stage: str, graph: FakeGraph):
     for name, worker in graph.workers.items():
         assert worker.aborts("bad") == (name != stage), "the stage that failed has freed it itself"
         assert worker.held == {"good"}
-    assert not other.over
+    assert not other.finished
 
 
 @pytest.mark.parametrize("progress", range(6))
@@ -182,7 +182,7 @@ def test_a_connector_that_fails_ends_one_request_and_frees_the_payload(where: st
     graph.settle()
     assert failing.failure.startswith(message)
     assert held.free
-    assert not other.over
+    assert not other.finished
 
 
 def test_edge_arguments_reach_the_adapter():

@@ -157,7 +157,7 @@ def test_two_plugins_that_claim_one_model_type_fail_only_its_use(load: Load):
         plugins.family_of("same", "four")
 
 
-def test_asking_for_what_a_broken_plugin_might_have_brought_mentions_it(load: Load):
+def test_an_unknown_name_mentions_broken_plugins(load: Load):
     plugins = load(bad="raise RuntimeError", good=KIND.format(name="mine"))
     for registry in (plugins.kinds, plugins.connectors, plugins.processors, plugins.families):
         with pytest.raises(PluginError, match=r"these plugins failed to load: bad \(see `omni plugins`\)"):

@@ -61,7 +61,7 @@ def test_an_input_names_the_edge_that_it_came_over():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=8))
-def test_every_payload_is_released_once_whatever_the_adapter_returns(copies: list[tuple[int, int]]):
+def test_every_payload_is_released_once_for_any_adapter(copies: list[tuple[int, int]]):
     graph, _ = graph_with(*copies)
     graph.submit("r", *BOTH)
     made = [graph.writer.produce("r", lent(number)) for number in range(len(copies))]
@@ -116,7 +116,7 @@ def test_an_adapter_that_raises_fails_its_request_alone(where: str):
     assert failing.failure.startswith(
         f"stage {EDGE!r} failed while adapting a payload: ValueError: odd payload ({__file__}:"
     )
-    assert not other.over
+    assert not other.finished
     graph.speaker.release("good")
     assert all(p.free for p in produced)
     assert all(worker.held == {"good"} for worker in graph.workers.values())
@@ -148,7 +148,7 @@ def test_a_consumer_that_is_done_gets_no_end_of_its_producer():
     graph.finish("r")
     graph.seer.done("r", "length")
     graph.settle()
-    assert recorder.finished == ["writer", "seer"]
+    assert recorder.finished_stages == ["writer", "seer"]
     assert adapter.reason == "", "its adapter makes nothing more"
     assert graph.writer.ended("r") == ["frontend"]
     assert graph.speaker.ended("r") == [EDGE]

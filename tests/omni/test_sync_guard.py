@@ -20,9 +20,9 @@ BYTES = MASK.to(torch.uint8)
 REPEATS = torch.ones(6, dtype=torch.int64)
 HOST = CpuDevice().host_tensor((6,), torch.float32)
 
-Ask = Callable[[torch.Tensor], object]
+Operation = Callable[[torch.Tensor], object]
 pytestmark = pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
-WAITS: dict[str, tuple[Ask, str]] = {
+WAITS: dict[str, tuple[Operation, str]] = {
     "item": (lambda x: x[0].item(), "keep the value on the device"),
     "bool": (lambda x: bool(MASK[0]), "keep the value on the device"),
     "int": (lambda x: int(x[1]), "keep the value on the device"),
@@ -55,7 +55,7 @@ WAITS: dict[str, tuple[Ask, str]] = {
     "a copy to the host": (lambda x: HOST.copy_(x), "pinned memory of a HostSlot"),
     "a copy from the host": (lambda x: x.clone().copy_(HOST), "pinned memory of a HostSlot"),
 }
-DOES_NOT_WAIT: dict[str, Ask] = {
+DOES_NOT_WAIT: dict[str, Operation] = {
     "arithmetic": lambda x: (x + 1).softmax(0).argmax(),
     "a gather": lambda x: x.index_select(0, REPEATS),
     "an index": lambda x: x[REPEATS],
@@ -76,7 +76,7 @@ ITEM = WAITS["item"][0]
 INFERENCE = pytest.mark.parametrize("inference", [False, True])
 
 
-def launch(device: CpuDevice, ask: Ask) -> None:
+def launch(device: CpuDevice, ask: Operation) -> None:
     x = torch.arange(6.0)
 
     def busy() -> None:
@@ -160,7 +160,7 @@ def test_listed_sync_points_may_wait():
     assert len(guard.seen) == 1
 
 
-def test_may_sync_ends_with_what_it_was_for():
+def test_may_sync_ends_with_its_purpose():
     device = CpuDevice()
     with SyncGuard(device, SyncCheck.ERROR):
         with pytest.raises(ZeroDivisionError), may_sync(SyncPoint.MEASURE):

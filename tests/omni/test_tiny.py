@@ -61,7 +61,7 @@ def test_both_kinds_of_tokenizer_files_are_read_back(tmp_path: Path, older: bool
 
 
 @torch.no_grad()
-def test_matrices_keep_the_scale_of_what_they_multiply() -> None:
+def test_matrices_keep_the_scale_of_their_inputs() -> None:
     """Twice it, and less in parts that are deep; of a transposed convolution too, where only some taps meet."""
     head, vocoder = nn.Linear(64, 512), nn.ConvTranspose1d(64, 64, 8, stride=4)
     model = nn.ModuleDict({"head": head, "vocoder": vocoder})

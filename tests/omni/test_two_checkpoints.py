@@ -86,9 +86,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
 
 
 @pytest.mark.parametrize("names", few(1, map(list, PAIRS[::-1]), SLOW), ids=" and ".join)
-def test_requests_from_many_threads_get_what_each_model_gives_alone(
-    models: dict[str, Model], names: Sequence[str]
-) -> None:
+def test_requests_from_many_threads_equal_each_model_alone(models: dict[str, Model], names: Sequence[str]) -> None:
     pair, before = [models[name] for name in names], engine_threads()
     with ExitStack() as stack, ThreadPoolExecutor(8) as threads:
         opened = [(model, stack.enter_context(model.opened())) for model in pair]

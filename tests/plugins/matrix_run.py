@@ -34,7 +34,7 @@ _NEVER = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CellRequest:
     """asked: name of its parameters. joins: when all that came before have said so many tokens, or are over. leaves: after so
     many of its own."""
 
@@ -62,7 +62,7 @@ class Played:
 class _Party:
     family: Family
     engine: Engine
-    asks: Sequence[Ask]
+    asks: Sequence[CellRequest]
     received: list[Received] = field(default_factory=list)
     most: Counter[str] = field(default_factory=Counter)
     left: set[int] = field(default_factory=set)
@@ -99,7 +99,7 @@ class _Party:
         leaving = [
             number
             for number, (ask, one) in enumerate(zip(self.asks, self.received, strict=False))
-            if ask.leaves is not None and len(one.tokens) >= ask.leaves and not one.over and number not in self.left
+            if ask.leaves is not None and len(one.tokens) >= ask.leaves and not one.finished and number not in self.left
         ]
         for number in leaving:
             self.left.add(number)
@@ -107,40 +107,40 @@ class _Party:
         return bool(leaving)
 
 
-def party(asked: str) -> list[Ask]:
+def party(asked: str) -> list[CellRequest]:
     """Most requests with the cell's parameters stay and some leave; others have fewer parameters. Some repeat a prompt."""
     return [
-        Ask(asked, 0),
-        Ask(GREEDY, 1),
-        Ask(asked, 2, joins=1),
-        Ask(asked, 3, joins=3, leaves=3),
-        Ask(SEEDED, 3, joins=6),
-        Ask(asked, 1, joins=10),
-        Ask(GREEDY, 4, joins=12, leaves=6),
-        Ask(asked, 4, joins=16),
-        Ask(asked, 3, joins=34),
-        Ask(SEEDED, 1, joins=45),
-        Ask(asked, 2, joins=60),
+        CellRequest(asked, 0),
+        CellRequest(GREEDY, 1),
+        CellRequest(asked, 2, joins=1),
+        CellRequest(asked, 3, joins=3, leaves=3),
+        CellRequest(SEEDED, 3, joins=6),
+        CellRequest(asked, 1, joins=10),
+        CellRequest(GREEDY, 4, joins=12, leaves=6),
+        CellRequest(asked, 4, joins=16),
+        CellRequest(asked, 3, joins=34),
+        CellRequest(SEEDED, 1, joins=45),
+        CellRequest(asked, 2, joins=60),
     ]
 
 
-def small_party(asked: str) -> list[Ask]:
+def small_party(asked: str) -> list[CellRequest]:
     """The same of fewer, for a family of several stages."""
     return [
-        Ask(asked, 2),
-        Ask(GREEDY, 1),
-        Ask(asked, 3, joins=1, leaves=3),
-        Ask(asked, 0, joins=3),
-        Ask(SEEDED, 4, joins=6),
-        Ask(asked, 1, joins=10),
-        Ask(SEEDED, 1, joins=40),
+        CellRequest(asked, 2),
+        CellRequest(GREEDY, 1),
+        CellRequest(asked, 3, joins=1, leaves=3),
+        CellRequest(asked, 0, joins=3),
+        CellRequest(SEEDED, 4, joins=6),
+        CellRequest(asked, 1, joins=10),
+        CellRequest(SEEDED, 1, joins=40),
     ]
 
 
 def play(
     family: Family,
     settings: Mapping[str, object],
-    asks: Sequence[Ask],
+    asks: Sequence[CellRequest],
     device: SimulatedDevice,
     cut: CutStages | None = None,
 ) -> Played:
@@ -171,11 +171,11 @@ def _run(group: _Party, device: SimulatedDevice) -> None:
         assert any(ran) or group.tick() or group.idle, f"stuck with {group.engine.usage()}"
 
 
-def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played, batches: int = 1) -> None:
+def check(family: Family, cell: Cell, asks: Sequence[CellRequest], played: Played, batches: int = 1) -> None:
     """Every request had the results that it has alone, and the cell's conditions held. batches: `Limits.micro_batches`."""
     for number, (ask, received) in enumerate(zip(asks, played.received, strict=True)):
         try:
-            assert received.over
+            assert received.finished
             received.assert_like(family.alone(ask.asked, ask.prompt, ask.sample_index))
         except AssertionError as error:
             error.add_note(f"request {number}: {ask} in {cell}, device seed {cell.seed}")

@@ -105,7 +105,7 @@ def test_ranks_without_the_last_layers_read_no_weights_of_a_drafter(kind: str, t
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 @pytest.mark.parametrize(("drafter", "tensor"), [("mtp", 1), ("draft_model", 2)])
-def test_processes_draft_what_one_does(drafter: str, tensor: int, tmp_path: Path) -> None:
+def test_processes_make_the_drafts_of_one(drafter: str, tensor: int, tmp_path: Path) -> None:
     """Over gloo. The head is right by chance alone, and the model, which is the stage's own, always."""
     folder = write_chat_model(tmp_path)
     add_mtp(folder)

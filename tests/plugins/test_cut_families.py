@@ -329,7 +329,7 @@ def test_explain_counts_the_experts_of_a_rank() -> None:
         ("text moe", 16, ["attention of 3 of 3", "experts of 2 of 2"]),
     ],
 )
-def test_a_start_warns_of_what_the_ranks_do_not_divide(
+def test_a_start_warns_of_widths_that_the_ranks_do_not_divide(
     case: str, ranks: int, said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     context = CASES[case].context()
@@ -357,7 +357,7 @@ def build_own(context: StageContext) -> TextModel:
     return model
 
 
-def test_kv_heads_are_those_of_the_layers_whatever_a_family_counts() -> None:
+def test_kv_heads_are_those_of_the_layers_at_any_count_of_a_family() -> None:
     case, expected = CASES["text untied"], whole_run("text untied")
 
     def work(ranks: Communicator) -> tuple[str, int, Tensor]:

@@ -196,7 +196,7 @@ CELLS = [
     ),
     ids=str,
 )
-def test_each_request_gets_what_it_gets_alone(folder: Path, name: str, layout: RankLayout, cell: Cell) -> None:
+def test_batched_requests_equal_requests_alone(folder: Path, name: str, layout: RankLayout, cell: Cell) -> None:
     """The matrix, on ranks: requests join, leave and are preempted, and in few blocks of the talker its frames are replayed."""
     family = family_in(folder, name)
     played = run_cell(family, cell, CutStages(layout))
@@ -208,7 +208,7 @@ DIVIDED = [cell("talker, all together", 4, few_blocks=True), cell("prompt logpro
 
 
 @pytest.mark.parametrize("cell", few(0, DIVIDED, SLOW), ids=str)
-def test_each_request_gets_of_divided_experts_what_it_gets_alone(folder: Path, cell: Cell) -> None:
+def test_requests_of_divided_experts_equal_requests_alone(folder: Path, cell: Cell) -> None:
     run_cell(family_in(folder, "qwen3_omni"), cell, CutStages(2, expert_parallel=True))
 
 

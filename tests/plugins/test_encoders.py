@@ -194,7 +194,7 @@ def test_planted_fault_windows_are_not_frames() -> None:
     assert (wide - narrow).abs().max() > 100 * TOLERANCE * narrow.abs().max()
 
 
-def test_a_padded_batch_is_laid_out_the_same_whatever_is_in_it() -> None:
+def test_a_padded_batch_has_the_same_layout_with_any_contents() -> None:
     """Or a captured one could not stand for it."""
     audio_3, vision_3 = encoder("audio_3"), encoder("vision_3")
     chunk = torch.tensor(audio_3.chunks.frames)

@@ -25,7 +25,7 @@ from tests.plugins.matrix import (
     product,
 )
 from tests.plugins.matrix_families import FAMILIES, TALKER_SETS, OmniFamily, TextFamily, family_in
-from tests.plugins.matrix_run import Ask, cut, play, run_cell
+from tests.plugins.matrix_run import CellRequest, cut, play, run_cell
 from tests.support.received import NEAR, Received
 from tests.support.tiers import SLOW, chosen, few
 
@@ -171,7 +171,7 @@ DEFAULT = {
     ),
     ids=str,
 )
-def test_each_request_gets_what_it_gets_alone(family: Family, cell: Cell) -> None:
+def test_batched_requests_equal_requests_alone(family: Family, cell: Cell) -> None:
     played = run_cell(family, cell)
     if cell in TALKS and isinstance(family, OmniFamily):
         assert all(played.preemptions(family).values()), "the talker is preempted too"
@@ -189,10 +189,10 @@ def test_every_cell_of_the_matrix(family: Family, asked: str) -> None:
 @pytest.mark.parametrize("in_flight", chosen([4], [1, 4]))
 def test_a_seed_and_the_sample_s_index_decide_and_nothing_else(text: TextFamily, in_flight: int) -> None:
     """Four samples each of one question, beside others, preempted."""
-    asks = [Ask(SEEDED, 1, sample_index=n) for n in range(4)]
-    asks += [Ask("all together", 4, joins=9, sample_index=n) for n in range(4)]
+    asks = [CellRequest(SEEDED, 1, sample_index=n) for n in range(4)]
+    asks += [CellRequest("all together", 4, joins=9, sample_index=n) for n in range(4)]
     cell = Cell(in_flight, few_blocks=True, tiny_budget=False, cached=True, captured=True, asked=SEEDED)
-    played = play(text, cell.settings(text.few("all together")), [*asks, Ask(GREEDY, 2)], LateDevice(in_flight))
+    played = play(text, cell.settings(text.few("all together")), [*asks, CellRequest(GREEDY, 2)], LateDevice(in_flight))
     assert played.counters["text"]["preemptions"] > 0
     for ask, received in zip(asks, played.received, strict=False):
         received.assert_like(text.alone(ask.asked, ask.prompt, ask.sample_index))
@@ -202,7 +202,7 @@ def test_a_seed_and_the_sample_s_index_decide_and_nothing_else(text: TextFamily,
 
 def test_samples_of_a_seed_speak_differently(omni: OmniFamily) -> None:
     """In every group; and each as alone."""
-    asks = [Ask("talker defaults", 1, sample_index=n) for n in range(3)]
+    asks = [CellRequest("talker defaults", 1, sample_index=n) for n in range(3)]
     cell = Cell(4, few_blocks=True, tiny_budget=False, cached=True, captured=True, asked="talker defaults")
     played = play(omni, cell.settings(omni.few(cell.asked)), asks, LateDevice(cell.seed))
     for ask, received in zip(asks, played.received, strict=True):

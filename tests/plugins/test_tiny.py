@@ -143,7 +143,7 @@ def test_transformers_reads_every_weight_and_wants_no_other(family: Family, fold
     assert all(torch.equal(state[name], published[name]) for name in unstacked)
 
 
-def test_the_arguments_decide_what_is_written(family: Family, folder: Path, tmp_path: Path) -> None:
+def test_the_arguments_select_the_written_files(family: Family, folder: Path, tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
     family.write_tiny(tmp_path / "same")
     family.write_tiny(tmp_path / "other", seed=1)

@@ -52,7 +52,7 @@ def plain_prompt(ids: Sequence[int], **changes: object) -> Prompt:
 
 
 @dataclass(frozen=True)
-class Lent:
+class ReceivedPayload:
     """A payload with tensors whose last gather by its consumer is still to come. looks: results of its gathers meanwhile."""
 
     produced: Produced
@@ -72,7 +72,7 @@ class ArWorkerDriver(StageDriver):
         super().__init__(worker, stream)
         self.device = device
         self.consumer_stream = device.stream("consumer")
-        self.lent: list[Lent] = []
+        self.lent: list[ReceivedPayload] = []
         self.rows: dict[str, list[tuple[PromptHidden | TokenHidden | TokenCodes, Tensor]]] = {}
         self.looks: list[tuple[Tensor, Tensor]] = []
         self._slots: list[Tensor] = []
@@ -156,12 +156,12 @@ class ArWorkerDriver(StageDriver):
         if isinstance(message, Produced) and message.payload.tensors:
             ref, pending = lend(message.payload, message.ready)
             message.add(ref)
-            self.lent.append(Lent(message, pending))
+            self.lent.append(ReceivedPayload(message, pending))
         super()._take(message)
 
     def gather(self, *ids: str) -> bool:
         """Consumers gather the arrived payloads of these requests (all if none are named), in order. Returns whether any did."""
-        left: list[Lent] = []
+        left: list[ReceivedPayload] = []
         late: set[str] = set()
         with torch.inference_mode():  # a look at an event may make a device run
             for lent in self.lent:
@@ -187,7 +187,7 @@ class ArWorkerDriver(StageDriver):
                     lent.looks.append(self._launch_gather(part))
                     part.gathered(self.device.record(self.consumer_stream))
 
-    def _gather(self, lent: Lent, part: PageSlice) -> None:
+    def _gather(self, lent: ReceivedPayload, part: PageSlice) -> None:
         meta = lent.produced.payload.meta
         assert isinstance(meta, PromptHidden | TokenHidden | TokenCodes)
         out = self._launch_gather(part)

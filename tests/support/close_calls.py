@@ -1,4 +1,4 @@
-"""Whether two runs chose the same, and where they did not, whether the choice hung by a hair.
+"""Whether two runs chose the same, and where they did not, whether the logits were nearly equal.
 
 A choice is *close* if another one is made when the logit of the chosen id is lower by `CLOSE`. For a greedy row that is: the two
 likeliest ids are as near as that. Devices add numbers up in different orders, so they may differ there, and nowhere else.

@@ -65,7 +65,7 @@ class Deep(TextModel):
         return super().logits(hidden_RD)
 
 
-class DeepListener(Deep):
+class DeepConditioned(Deep):
     """A text id and a vector condition each step."""
 
     texts, heard = 23, 8

@@ -2,12 +2,12 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from omni.device import Device, Graph, Phase, Stream
+from omni.device import Device, Graph, Launch, Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
 from omni.testing import SimulatedDevice
@@ -47,6 +47,26 @@ DEVICES: dict[str, Callable[[], Device]] = {
     "queued": QueuedDevice,
     "stirred": lambda: StirredDevice(5),
 }
+
+
+class WarmingDevice(CpuDevice):
+    """Runs launches before it captures them, as a CUDA device does. times: how often. captured, replayed: names of graphs."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.captured: list[str] = []
+        self.replayed: list[str] = []
+        self._times = times
+
+    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
+        self.captured.append(name)
+        for _ in range(self._times):
+            self.enqueue(stream, launches)
+        return super().capture(stream, name, launches)
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        self.replayed.append(graph.name)
+        super().replay(stream, graph)
 
 
 class HungDevice(SimulatedDevice):

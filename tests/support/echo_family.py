@@ -156,7 +156,7 @@ class _Echo:
     rules: HostRules
     ids: tuple[int, ...] = ()
     written: int = 0
-    held: list[int] = dataclass_field(default_factory=list)
+    withheld: list[int] = dataclass_field(default_factory=list)
 
 
 def _lowest(edit: LogitsEdit) -> int:
@@ -231,27 +231,27 @@ class EchoWorker(MailboxWorker[_Echo]):
             self.fail(request.id, "writing", ValueError("another sample"))
             return
         token = ord("0") + request.sample if chr(token) == SAMPLE else token
-        request.held.append(token)
+        request.withheld.append(token)
         request.written += 1
         verdict = StopVerdict(0, False) if request.rules.stops is None else request.rules.stops.push(token)
-        self._give(request, len(request.held) - verdict.held)
+        self._give(request, len(request.withheld) - verdict.withheld)
         most = request.sampling.max_tokens
         end = min(len(request.ids) if most is None else most, self._max_length)
         if complete or verdict.stopped or request.written == end:
             if not verdict.stopped:
-                self._give(request, len(request.held))
+                self._give(request, len(request.withheld))
             for index in range(max(request.written - 2, 0), request.written):
                 self._score(request, index)
             whole = most is None and end == len(request.ids)
             reason = "stop" if complete or verdict.stopped or whole else "length"
-            self.finish(request.id, reason, {"tokens": request.written}, tuple(request.held))
+            self.finish(request.id, reason, {"tokens": request.written}, tuple(request.withheld))
         elif request.written > 1:
             self._score(request, request.written - 2)
 
     def _give(self, request: _Echo, count: int) -> None:
-        for token in request.held[:count]:
+        for token in request.withheld[:count]:
             self.outbox.append(Produced(request.id, Payload(GeneratedTokens(ids=(token,))), COMPLETED))
-        del request.held[:count]
+        del request.withheld[:count]
 
     def _score(self, request: _Echo, index: int) -> None:
         top = request.sampling.logprobs

@@ -231,11 +231,11 @@ class Recorder:
         self.outputs: list[EngineOutput] = []
 
     def __call__(self, output: EngineOutput) -> None:
-        assert not self.over, "nothing comes after the last message"
+        assert not self.finished, "nothing comes after the last message"
         self.outputs.append(output)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return bool(self.outputs) and isinstance(self.outputs[-1], RequestFinished | RequestFailed)
 
     @property
@@ -256,7 +256,7 @@ class Recorder:
         return [(chunk.modality, chunk.meta.number) for chunk in chunks if isinstance(chunk.meta, Note | NumberedSound)]
 
     @property
-    def finished(self) -> list[str]:
+    def finished_stages(self) -> list[str]:
         """Stages in the order they finished."""
         return [o.stage for o in self.outputs if isinstance(o, StageFinished)]
 

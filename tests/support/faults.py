@@ -29,14 +29,14 @@ def spoil(patch: pytest.MonkeyPatch, owner: type, method: str) -> Faults:
     return faults
 
 
-def simulate(device: SimulatedDevice, tick: Callable[[], bool], over: Callable[[], bool]) -> Simulation:
+def simulate(device: SimulatedDevice, tick: Callable[[], bool], finished: Callable[[], bool]) -> Simulation:
     """A simulation of a stage that runs in inference mode, as an engine's do."""
 
     def inferring() -> bool:
         with torch.inference_mode():
             return tick()
 
-    return Simulation(device, inferring, over)
+    return Simulation(device, inferring, finished)
 
 
 def idle(worker: StageWorker) -> bool:
@@ -58,7 +58,7 @@ class LateFrames:
 
     def play(self, codes: dict[str, NDArray[np.int64]], parts: int = 3) -> None:
         """Requests arrive within a few rounds of each other, and their frames in parts. Until no frame is held or lent."""
-        simulation = simulate(self.device, self._turn, lambda: self._over(codes))
+        simulation = simulate(self.device, self._turn, lambda: self._finished(codes))
         for name, rows in codes.items():
             tick = 0
             for number, part in enumerate(np.array_split(rows, parts)):
@@ -85,5 +85,5 @@ class LateFrames:
     def _turn(self) -> bool:
         return self.bench.tick() | self.owner.reuse()
 
-    def _over(self, codes: dict[str, NDArray[np.int64]]) -> bool:
+    def _finished(self, codes: dict[str, NDArray[np.int64]]) -> bool:
         return len(self.bench.ends) == len(codes) and not self.owner.waiting and idle(self.bench.worker)

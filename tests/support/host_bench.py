@@ -29,7 +29,8 @@ class Numbered(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(eq=False)
 class Sent:
-    """A payload under way. values: those that the consumer must find. received: whether it has arrived. over: released or given up.
+    """A payload under way. values: those that the consumer must find. received: whether it has arrived. finished: released or given
+    up.
 
     places: memory that holds it, each with the events that must be done before it may be reused.
     """
@@ -40,7 +41,7 @@ class Sent:
     ref: Ref
     pending: Pending
     received: Received | None = None
-    over: bool = False
+    finished: bool = False
     places: list[tuple[Tensor, tuple[Event, ...]]] = field(default_factory=list)
 
     @property
@@ -107,11 +108,11 @@ class HostBench:
             self.step()
 
     def release(self, sent: Sent, after: Event = COMPLETED) -> None:
-        sent.over = True
+        sent.finished = True
         sent.pending.release(after)
 
     def abort(self, sent: Sent) -> None:
-        sent.over = True
+        sent.finished = True
         sent.pending.abort()
         if sent in self.under_way:
             self.under_way.remove(sent)
@@ -177,13 +178,13 @@ def play(device: SimulatedDevice, seed: int) -> None:
     assert device.schedule is not None
     chance = device.schedule.random.random
     left = [1, 7, 2, 12, 3] * 3
-    while left or any(not sent.over for sent in bench.sent):
+    while left or any(not sent.finished for sent in bench.sent):
         if left and len(bench.under_way) < 3:
             bench.send(left.pop(), scattered=chance() < 0.5)
             device.stall("clerk", 0.01 * chance())
         bench.poll()
         for sent in bench.sent:
-            if sent.readable and not sent.over:
+            if sent.readable and not sent.finished:
                 bench.expect(sent)
                 if chance() < 0.5:
                     device.launch(bench.consumer, expect_late, bench, sent)

@@ -15,13 +15,13 @@ from omni.device.cpu import CpuDevice
 from omni.testing import SimulatedDevice, Simulation
 from omni.testing.engines import GIVEN_UP
 from tests.support.codec_worlds import CodecWorld, PooledCodecWorld
+from tests.support.conditioned_world import ConditionedWorld
 from tests.support.hidden_worlds import ApartWorld, HiddenWorld, MarkedWorld, PooledWorld, TokensWorld
-from tests.support.listener_world import ListenerWorld
 from tests.support.omni_worlds import OmniWorld, SlackWorld
 from tests.support.received import Received
 from tests.support.reference import temporary_folder
 from tests.support.traffic_events import counting
-from tests.support.traffic_scenario import Ask, Scenario, Stall, scenario
+from tests.support.traffic_scenario import Scenario, Stall, TrafficRequest, scenario
 from tests.support.traffic_world import AnyEngine, World
 
 
@@ -30,7 +30,7 @@ def make_world(name: str) -> World:
     """With a checkpoint of its own."""
     if name in (OmniWorld.name, SlackWorld.name):
         return OmniWorld() if name == OmniWorld.name else SlackWorld()
-    worlds: dict[str, type[HiddenWorld | CodecWorld | ListenerWorld]] = {
+    worlds: dict[str, type[HiddenWorld | CodecWorld | ConditionedWorld]] = {
         world.name: world
         for world in (
             HiddenWorld,
@@ -40,7 +40,7 @@ def make_world(name: str) -> World:
             TokensWorld,
             CodecWorld,
             PooledCodecWorld,
-            ListenerWorld,
+            ConditionedWorld,
         )
     }
     return worlds[name](temporary_folder())
@@ -102,8 +102,8 @@ class _Scene:
         self._engine = engine
         self._entered: list[Received] = []
 
-    def enter(self, ask: Ask) -> None:
-        self.happened["joins"] += any(not other.over for other in self._entered)
+    def enter(self, ask: TrafficRequest) -> None:
+        self.happened["joins"] += any(not other.finished for other in self._entered)
         self._entered.append(self.received[ask.id])
         self._engine.submit(self._world.request(ask.content, ask.id, ask.priority), self.received[ask.id].take)
 
@@ -124,7 +124,7 @@ def check(world: World, plan: Scenario, played: Played) -> None:
     """Raises AssertionError unless each request had the results that it has alone, or the beginning of them if it was aborted."""
     for ask in plan.asks:
         received = played.received[ask.id]
-        assert received.over, f"{ask} has no end"
+        assert received.finished, f"{ask} has no end"
         assert received.error is not GIVEN_UP or ask.leaves is not None
         try:
             received.assert_like(alone(world, ask.content))

@@ -90,7 +90,7 @@ class Result:
     stages: dict[str, StageFinished] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     error: OmniError | None = None
-    over: bool = False
+    finished: bool = False
 
     @property
     def codes(self) -> Tensor:
@@ -106,7 +106,7 @@ class Result:
         return {name: finished.reason for name, finished in self.stages.items()}
 
     def take(self, output: EngineOutput) -> None:
-        assert not self.over, f"{output} after the last message"
+        assert not self.finished, f"{output} after the last message"
         match output:
             case StageOutput(modality=modality, meta=meta):
                 self.log.append(modality)
@@ -115,9 +115,9 @@ class Result:
                 self.log.append(output.stage)
                 self.stages[output.stage] = output
             case RequestFinished():
-                self.over = True
+                self.finished = True
             case RequestFailed(error=error):
-                self.over, self.error = True, error
+                self.finished, self.error = True, error
 
     def _take_chunk(self, meta: object) -> None:
         match meta:
@@ -208,7 +208,7 @@ class OmniEngine(TickedEngine):
                 self._watch()
                 tick += 1
         self.assert_free()
-        assert all(result.over for result in results)
+        assert all(result.finished for result in results)
         return results
 
     def run_simulated(

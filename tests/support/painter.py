@@ -1,4 +1,4 @@
-"""A tiny diffusion model whose every window is one formula, and the same by the book.
+"""A tiny diffusion model whose every window is one formula, and its reference implementation.
 
 Shape legend: B rows, K blocks of a window, N code frames, F latent frames of a block, T latent frames, M values of one.
 """

@@ -30,7 +30,7 @@ class Received:
     sounds: set[str] = field(default_factory=set)
     ends: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     error: OmniError | None = None
-    over: bool = False
+    finished: bool = False
 
     @property
     def tokens(self) -> list[int]:
@@ -52,17 +52,17 @@ class Received:
         return np.concatenate([np.empty(0, np.float32), *self.near.get(name, [])])
 
     def take(self, output: EngineOutput) -> None:
-        assert not self.over, f"{output} after the last message"
+        assert not self.finished, f"{output} after the last message"
         match output:
             case StageOutput(modality=modality, meta=meta):
                 self._take_chunk(modality, meta)
-            case StageFinished(stage=stage, reason=reason, held=held, counts=counts):
-                self.ends[stage] = reason, held
-                self._add(f"end of {stage}", [(reason, held, counts.get("tokens"))])
+            case StageFinished(stage=stage, reason=reason, withheld=withheld, counts=counts):
+                self.ends[stage] = reason, withheld
+                self._add(f"end of {stage}", [(reason, withheld, counts.get("tokens"))])
             case RequestFinished():
-                self.over = True
+                self.finished = True
             case RequestFailed(error=error):
-                self.over, self.error = True, error
+                self.finished, self.error = True, error
 
     def assert_like(self, whole: "Received") -> None:
         """The same as `whole`, or its beginning if the request was given up."""

@@ -1,4 +1,4 @@
-"""A small random talker on the contract of codec models, and the same model computed the long way.
+"""A small random talker on the contract of codec models, and the same model as a reference implementation.
 
 Shape legend: T tokens, R rows, D width, V vocabulary, G code groups.
 """

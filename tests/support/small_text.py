@@ -1,4 +1,4 @@
-"""A small random text model on the autoregressive stage's contract, and the same model computed the long way.
+"""A small random text model on the autoregressive stage's contract, and the same model as a reference implementation.
 
 Shape legend: T tokens, R rows, D width, V vocabulary, H query heads, K key heads, W head width.
 """

@@ -70,7 +70,7 @@ class _Split:
     sink: SafeSink
     parts: set[str]
     awaited: set[str]
-    over: bool = False
+    finished: bool = False
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class SplitEngine:
         return [placed for placed in engines if not placed.pause]
 
     def _take(self, split: _Split, place: str, output: EngineOutput) -> None:
-        if split.over:
+        if split.finished:
             return
         match output:
             case StageFinished(stage=stage):
@@ -205,7 +205,7 @@ class SplitEngine:
                 split.sink.give(output)
 
     def _finish(self, split: _Split, output: RequestFinished | RequestFailed) -> None:
-        split.over = True
+        split.finished = True
         self._abort_parts(split, output.error if isinstance(output, RequestFailed) else _OVER)
         del self._requests[split.request.id]
         split.sink.finish(output)

@@ -82,7 +82,7 @@ def encode(
         encoder.capture(lengths)
         batch = encoder.prepare(items)
         assert (batch.captured is not None) == bool(lengths)
-        while not batch.transfer.over:
+        while not batch.transfer.finished:
             encoder.send(batch)
         encoded = encoder.launch(batch)
         while not encoded.end.done():

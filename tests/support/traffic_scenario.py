@@ -8,7 +8,7 @@ from tests.support.traffic_world import World
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TrafficRequest:
     """One request. tick: the round before which it is submitted. leaves: the round before which it is aborted, if it is."""
 
     id: str
@@ -30,7 +30,7 @@ class Stall:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     settings: Mapping[str, object]
-    asks: Sequence[Ask]
+    asks: Sequence[TrafficRequest]
     stalls: Sequence[Stall]
 
 
@@ -45,7 +45,7 @@ def scenario(world: World, seed: int, requests: int = 8) -> Scenario:
         content = chance.choice(favourites) if chance.random() < 0.5 else chance.randrange(world.contents)
         tick = chance.randrange(horizon)
         leaves = tick + chance.randrange(1, 150) if chance.random() < 0.2 else None
-        asks.append(Ask(str(number), content, tick, leaves, chance.choice((0, 0, 1, 2))))
+        asks.append(TrafficRequest(str(number), content, tick, leaves, chance.choice((0, 0, 1, 2))))
     stalls = [
         Stall(chance.randrange(horizon + 100), chance.randrange(100), 10 ** chance.uniform(-4, 1))
         for _ in range(chance.choice((0, 0, 2, 6)))

@@ -69,7 +69,7 @@ class HostWorker(MailboxWorker[Inputs]):
         return {}
 
     def _serve(self, request_id: str, request: Inputs) -> bool:
-        """Answers what has arrived, and ends the request after its last input."""
+        """Answers the inputs that have arrived, and ends the request after the last one."""
         moved = False
         while not request.paused and request.feeds and request.feeds[0].arrived:
             answer = self.answer(request.feeds[0].payload)

@@ -1,4 +1,4 @@
-"""The model in plain torch, everything recomputed for each token: what the tests compare with.
+"""The model in plain torch, everything recomputed for each token: the reference of the tests.
 
 Shape legend: T tokens, D width, H heads, K key heads, W head width, F = W / 2 frequencies.
 """

@@ -17,7 +17,7 @@ class VarietyArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VarietyProcessor(LogitsProcessor):
-    """Runs on the device, from what is there. Derive from `HistoryProcessor` for one that reads the tokens on the host."""
+    """Runs on the device, from data there. Derive from `HistoryProcessor` for one that reads the tokens on the host."""
 
     width = 2
 

@@ -24,7 +24,7 @@ class VocoderConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TtsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """codebook_size: codes of a group. speak_token: the text id behind the text, at which speech begins."""
+    """codebook_size: codes of a group. speak_token: the text id after the text, at which speech begins."""
 
     text_vocab_size: Count
     codebook_size: Count
@@ -36,7 +36,7 @@ class TtsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def codec_eos(self) -> int:
-        """The id of group 0 that ends the speech, behind the codes."""
+        """The id of group 0 that ends the speech, after the codes."""
         return self.codebook_size
 
     def decoder(self, part: dict[str, Any]) -> DecoderConfig:

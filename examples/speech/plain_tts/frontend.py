@@ -24,9 +24,9 @@ class TtsFrontend(TokenizedFrontend):
         """Raises InputError for media, several messages, and messages without text or with the reserved word."""
         texts = message_texts(chat)
         if len(texts) != 1:
-            raise InputError("messages", f"are {len(texts)}", "give one: what is to be said")
+            raise InputError("messages", f"are {len(texts)}", "give one: the text to speak")
         if not texts[0].strip():
-            raise InputError("messages[0].content", "holds no text", "give what is to be said")
+            raise InputError("messages[0].content", "holds no text", "give the text to speak")
         ids = self.user_text_ids(chat, texts[0])
         if self._config.speak_token in ids:
             raise InputError("messages[0].content", "holds a word that is reserved", "remove it")

@@ -12,7 +12,7 @@ from plain_tts.config import TtsConfig, read_config
 
 
 class Vocoder(StreamingVocoder):
-    """Causal convolutions: each frame gives its samples at once, from what is carried of those before."""
+    """Causal convolutions: each frame gives its samples at once, from state that is carried of those before."""
 
     def __init__(self, config: TtsConfig) -> None:
         own, rates = config.vocoder, UpsamplingRates(config.vocoder.rates)

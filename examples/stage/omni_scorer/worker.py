@@ -107,7 +107,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
             request.waiting.popleft().release(COMPLETED)
 
     def advance(self) -> bool:
-        """Never waits: what is not ready is seen to in a later tick."""
+        """Never waits: unfinished work continues in a later tick."""
         moved = self._collect()
         while (request := self._next()) is not None and self._downloads.ready and self._copier.ready:
             self._launch(request, request.waiting.popleft())
@@ -173,7 +173,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
 
 
 def run_scorer(model: ScorerModel, rows_nW: Tensor, scores_n: Tensor) -> None:
-    """A phase: what is launched on the stream."""
+    """A phase: the work that is launched on the stream."""
     scores_n.copy_(model(rows_nW))
 
 

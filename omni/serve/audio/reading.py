@@ -1,7 +1,7 @@
 """Requests that make a model speak a given text.
 
-A model with a thinker and a talker gets a structured output whose only choice is the text; its talker speaks what the thinker
-writes. A model that writes no text speaks its prompt.
+A model with a thinker and a talker gets a structured output whose only choice is the text; its talker speaks the text that the
+thinker writes. A model that writes no text speaks its prompt.
 """
 
 from typing import Any

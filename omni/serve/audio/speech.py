@@ -17,7 +17,7 @@ from omni.serve.audio.reading import check_speaks, reading_messages, reading_sam
 from omni.serve.audio.voices import VoiceName
 from omni.serve.body import Call, convert, split_sampling
 from omni.serve.errors import Rename
-from omni.serve.limits import Place
+from omni.serve.limits import AnswerSlots
 from omni.serve.models import check_model
 from omni.serve.responses import StreamingBytes, event, event_stream
 from omni.serve.sampling import names_in_body
@@ -81,8 +81,8 @@ class SpeechCall:
 async def speech(server: Server, call: Call) -> Response:
     asked = read_call(server, await call.json(), call.id)
     if asked.events:
-        return event_stream(_events(server, asked, call.place), call.id, server.options.retry_after_seconds)
-    return StreamingBytes(_file(server, asked, call.place), FORMATS[asked.format].media_type)
+        return event_stream(_events(server, asked, call.slots), call.id, server.options.retry_after_seconds)
+    return StreamingBytes(_file(server, asked, call.slots), FORMATS[asked.format].media_type)
 
 
 def read_call(server: Server, body: dict[str, Any], request_id: str) -> SpeechCall:
@@ -133,19 +133,19 @@ def _check_text(text: str) -> None:
         raise InputError("input", problem, f"use at most {MAX_CHARACTERS:,}: split it over several requests")
 
 
-async def _file(server: Server, asked: SpeechCall, place: Place) -> AsyncGenerator[bytes]:
+async def _file(server: Server, asked: SpeechCall, slots: AnswerSlots) -> AsyncGenerator[bytes]:
     """The file, in pieces. Runs the request from the first one on."""
     spoken = _Spoken(server, asked)
-    async with server.generate("speech", asked.messages, asked.rename, place=place, **asked.arguments) as outputs:
+    async with server.generate("speech", asked.messages, asked.rename, slots=slots, **asked.arguments) as outputs:
         async for output in outputs:
             piece = await spoken.take(output)
             if piece:
                 yield piece
 
 
-async def _events(server: Server, asked: SpeechCall, place: Place) -> AsyncGenerator[bytes]:
+async def _events(server: Server, asked: SpeechCall, slots: AnswerSlots) -> AsyncGenerator[bytes]:
     spoken = _Spoken(server, asked)
-    async with server.generate("speech", asked.messages, asked.rename, place=place, **asked.arguments) as outputs:
+    async with server.generate("speech", asked.messages, asked.rename, slots=slots, **asked.arguments) as outputs:
         async for output in outputs:
             piece = await spoken.take(output)
             if piece:

@@ -18,7 +18,7 @@ from omni.errors import InputError, quoted
 from omni.serve.audio.upload import read_upload
 from omni.serve.body import Call, convert, split_sampling
 from omni.serve.errors import Rename
-from omni.serve.limits import Place
+from omni.serve.limits import AnswerSlots
 from omni.serve.models import check_model
 from omni.serve.responses import event, event_stream, json_response
 from omni.serve.sampling import names_in_body, stage_sampling
@@ -117,10 +117,10 @@ async def transcriptions(server: Server, call: Call) -> Response:
     file, fields = await read_upload(call, server.options)
     asked = read_call(server, file, fields, call.id)
     if asked.stream:
-        return event_stream(_events(server, asked, call.place), call.id, server.options.retry_after_seconds)
+        return event_stream(_events(server, asked, call.slots), call.id, server.options.retry_after_seconds)
     answer = _Answer(server, asked)
     async with server.generate(
-        "transcription", asked.messages, asked.rename, place=call.place, **asked.arguments
+        "transcription", asked.messages, asked.rename, slots=call.slots, **asked.arguments
     ) as outputs:
         async for output in outputs:
             answer.take(output)
@@ -175,10 +175,10 @@ def read_call(server: Server, file: bytes, given: Mapping[str, str], request_id:
     )
 
 
-async def _events(server: Server, asked: TranscriptionCall, place: Place) -> AsyncGenerator[bytes]:
+async def _events(server: Server, asked: TranscriptionCall, slots: AnswerSlots) -> AsyncGenerator[bytes]:
     answer = _Answer(server, asked)
     async with server.generate(
-        "transcription", asked.messages, asked.rename, place=place, **asked.arguments
+        "transcription", asked.messages, asked.rename, slots=slots, **asked.arguments
     ) as outputs:
         async for output in outputs:
             answer.take(output)

@@ -13,6 +13,6 @@ from omni.serve.server import Server
 async def chat_completions(server: Server, call: Call) -> Response:
     chat = read_call(server, await call.json())
     if chat.stream:
-        return event_stream(events(server, chat, call.place), call.id, server.options.retry_after_seconds)
-    async with server.generate("chat", chat.messages, chat.rename, place=call.place, **chat.arguments) as outputs:
+        return event_stream(events(server, chat, call.slots), call.id, server.options.retry_after_seconds)
+    async with server.generate("chat", chat.messages, chat.rename, slots=call.slots, **chat.arguments) as outputs:
         return json_response(await completion(server, chat, outputs))

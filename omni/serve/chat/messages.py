@@ -13,7 +13,7 @@ _DETAILS = ("low", "high", "original")
 
 
 class AudioRef(msgspec.Struct, frozen=True, kw_only=True):
-    """The sound of an earlier answer. Clients send back all of `message.audio`; what was said is looked up by its id."""
+    """The sound of an earlier answer. Clients send back all of `message.audio`; its transcript is looked up by its id."""
 
     id: str
 
@@ -61,7 +61,7 @@ def _message(message: ChatMessage, field: str, transcripts: Transcripts, names: 
 
 
 def _part(part: dict[str, Any], role: str) -> dict[str, Any]:
-    """A refusal is what the assistant wrote. Pictures are read in full: models have one resolution, which serves every `detail`
+    """A refusal counts as the assistant's text. Pictures are read in full: models have one resolution, which serves every `detail`
     alike. Breakpoints of a client's prompt cache have no effect: the prefix cache has blocks."""
     part = {name: value for name, value in part.items() if name != "prompt_cache_breakpoint"}
     if role == "assistant" and part.get("type") == "refusal":

@@ -6,18 +6,18 @@ from omni.api import Output
 from omni.serve.chat.request import ChatCall
 from omni.serve.chat.response import ChatCompletionChunk, ChunkChoice, Delta, DeltaAudio
 from omni.serve.chat.speech import AnswerSound
-from omni.serve.limits import Place
+from omni.serve.limits import AnswerSlots
 from omni.serve.logprobs import choice_logprobs
 from omni.serve.responses import DONE, event
 from omni.serve.server import Server
 from omni.serve.usage import TokenUsage, finish_reason, token_usage
 
 
-async def events(server: Server, call: ChatCall, place: Place) -> AsyncGenerator[bytes]:
-    """The events of the whole stream. Runs the request from the first one on. place: of its answers."""
+async def events(server: Server, call: ChatCall, slots: AnswerSlots) -> AsyncGenerator[bytes]:
+    """The events of the whole stream. Runs the request from the first one on. slots: of its answers."""
     answers = [_Answer(server, call, index) for index in range(call.samples)]
     finished: list[Output] = []
-    async with server.generate("chat", call.messages, call.rename, place=place, **call.arguments) as outputs:
+    async with server.generate("chat", call.messages, call.rename, slots=slots, **call.arguments) as outputs:
         async for output in outputs:
             if output.finished:
                 finished.append(output)

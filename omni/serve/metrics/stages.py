@@ -96,7 +96,9 @@ class StageCollector(Collector):
     def _usage(self, numbers: _Numbers) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("omni_requests_waiting", "Requests that are not at the stages yet.")
         waiting_bytes = GaugeMetricFamily("omni_requests_waiting_bytes", "Host memory of the waiting requests.")
-        usage = GaugeMetricFamily("omni_stage_usage", "What a stage holds; 0 when idle.", labels=("stage", "resource"))
+        usage = GaugeMetricFamily(
+            "omni_stage_usage", "Resources in use at a stage; 0 when idle.", labels=("stage", "resource")
+        )
         running = GaugeMetricFamily("omni_requests_running", "Answers under way that do not wait.")
         for stage, held in numbers.usage.items():
             if stage == FRONTEND:

@@ -1,1 +1,1 @@
-"""The page at `/`: plain files that talk to this server alone, and what the page shows beside answers."""
+"""The page at `/`: plain files that talk to this server alone, and the data that the page shows besides answers."""

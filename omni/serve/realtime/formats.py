@@ -53,7 +53,7 @@ FORMATS: Mapping[str, AudioFormat] = {
 
 
 class FormatEncoder:
-    """One response's speech. ms: length of what was encoded so far."""
+    """One response's speech. ms: length of the sound encoded so far."""
 
     def __init__(self, format: AudioFormat, sample_rate: int) -> None:
         """sample_rate: of the samples that come, in Hz."""

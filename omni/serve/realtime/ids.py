@@ -1,4 +1,4 @@
-"""Ids of what a session makes."""
+"""Ids of a session's objects."""
 
 import uuid
 

@@ -28,7 +28,7 @@ async def check_media(server: Server, item: Item, field: str) -> None:
         await server.prompt_tokens("realtime", [{"role": item.role, "content": content}])
     except InputError as error:
         found = _MEDIUM.match(error.field)
-        # What else the model needs, such as a text beside the sound, may be in other parts and items.
+        # Further needs of the model, such as a text beside the sound, may be in other parts and items.
         if found is not None:
             name = f"{field}.content[{indices[int(found[1])]}].{_NAMES[found[2]]}"
             raise renamed(error, lambda _: name) from error

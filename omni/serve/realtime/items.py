@@ -17,12 +17,12 @@ LEAST_MS = 100
 """Of sound that a model hears."""
 _LONGEST_ID = 128
 _FASTEST = 20
-"""Characters of speech a second, where the length of the whole is not known: about what a fast speaker says."""
+"""Characters of speech a second, where the length of the whole is not known: about those of a fast speaker."""
 
 
 @dataclass(slots=True, eq=False)
 class ItemPart:
-    """kind: the type in events. text: of texts, and the transcript of sound, `""` without. sound: what the user said, in `format`.
+    """kind: the type in events. text: of texts, and the transcript of sound, `""` without. sound: the user's speech, in `format`.
     url: of a picture. ms: of output audio, as it went to the client."""
 
     kind: str

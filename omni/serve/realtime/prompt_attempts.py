@@ -10,7 +10,7 @@ from omni.serve.realtime.truncation import PromptBound, without_oldest
 
 
 class PromptAttempts:
-    """messages: of the attempt under way. most: tokens that it may have; None for what the model takes. left_out: items that were
+    """messages: of the attempt under way. most: tokens that it may have; None for the model's limit. left_out: items that were
     left out so far."""
 
     def __init__(self, instructions: str, items: Sequence[Item], bound: PromptBound | None) -> None:

@@ -44,7 +44,7 @@ from omni.serve.usage import finish_reason, token_usage
 
 
 class Response:
-    """Runs once. item: what it says; in the conversation from the first output on, unless it is not kept. over:
+    """Runs once. item: what it says; in the conversation from the first output on, unless it is not kept. finished:
     set by the caller of `run` after it."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Response:
     ) -> None:
         self.id = new_id("resp")
         self.item = Item("assistant", status="in_progress")
-        self.over = asyncio.Event()
+        self.finished = asyncio.Event()
         self._server = server
         self._channel = channel
         self._conversation = conversation

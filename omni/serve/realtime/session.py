@@ -1,4 +1,4 @@
-"""One client's session: its events, one by one, and what they do."""
+"""One client's session: its events, one by one, and their effects."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -29,7 +29,6 @@ from omni.serve.realtime.client_events import (
 from omni.serve.realtime.conversation import Conversation
 from omni.serve.realtime.item_media import check_media
 from omni.serve.realtime.items import Item, read_item
-from omni.serve.realtime.listener import TurnListener
 from omni.serve.realtime.memory import SessionMemory
 from omni.serve.realtime.request import ResponseRequest, read_request
 from omni.serve.realtime.response import Response
@@ -46,6 +45,7 @@ from omni.serve.realtime.server_events import (
 )
 from omni.serve.realtime.settings import Settings, described, updated
 from omni.serve.realtime.transcriber import InputTranscriber
+from omni.serve.realtime.turn_collector import TurnCollector
 from omni.serve.server import Server
 
 _RESTART = 1012
@@ -55,14 +55,14 @@ _LARGE = 2**18
 
 
 class _ServerEnds(Exception):
-    """The session ends with the server: what was under way is complete, or its time is over."""
+    """The session ends with the server: work under way is complete, or its time is over."""
 
 
 class RealtimeSession:
     """id: for the log. Everything is for the event loop's thread.
 
     Six tasks run: one reads events, and handles those that need not wait; one handles the others, in order; one writes; one
-    transcribes what the user says; one waits for the server's end; and one is the response's. When one fails, or the client goes,
+    transcribes the user's speech; one waits for the server's end; and one is the response's. When one fails, or the client goes,
     all end, which cancels the requests.
     """
 
@@ -77,7 +77,7 @@ class RealtimeSession:
         self._channel = EventChannel(websocket, server.options.stalled_seconds)
         self._backlog = Backlog(memory, server.options.max_items)
         self._conversation = Conversation(memory, server.options.max_items)
-        self._listener = TurnListener(
+        self._collector = TurnCollector(
             self._channel,
             self._conversation,
             memory,
@@ -115,7 +115,7 @@ class RealtimeSession:
             if message["type"] == "websocket.disconnect":
                 raise ClientGone
             await self._reported(self._event(message.get("text")))
-            # What has come already is received without waiting: others have their turn between two events.
+            # Events that have come already are received without waiting: others have their turn between two.
             await asyncio.sleep(0)
 
     async def _work(self) -> None:
@@ -124,12 +124,12 @@ class RealtimeSession:
                 await self._reported(self._handled(event))
 
     async def _drain(self) -> None:
-        """Waits for the server's end, and then for what is under way. Raises _ServerEnds."""
+        """Waits for the server's end, and then for work under way. Raises _ServerEnds."""
         await self._server.drain.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._server.options.drain_seconds):
                 if self._response is not None:
-                    await self._response.over.wait()
+                    await self._response.finished.wait()
                 await self._transcriber.finish()
                 await self._channel.flush()
         raise _ServerEnds
@@ -172,11 +172,11 @@ class RealtimeSession:
     async def _handle(self, event: AnyClientEvent) -> None:
         match event:
             case AppendAudio():
-                await self._listener.append(event.audio)
+                await self._collector.append(event.audio)
             case CommitAudio():
-                self._listener.commit()
+                self._collector.commit()
             case ClearAudio():
-                self._listener.clear()
+                self._collector.clear()
             case SessionUpdate():
                 self._update(event)
             case CreateItem():
@@ -198,7 +198,7 @@ class RealtimeSession:
         settings = updated(self._server, self._settings, event.session, "session")
         more = settings.bytes - self._settings.bytes
         self._memory.check(more, "session")
-        self._listener.use(settings)
+        self._collector.use(settings)
         self._memory.change(more)
         self._settings = settings
         self._channel.put(SessionUpdated(session=described(settings)))
@@ -223,7 +223,7 @@ class RealtimeSession:
         item = self._conversation.get(event.item_id)
         if self._response is not None and self._response.item is item:
             self._response.stop("client_cancelled")
-            await self._response.over.wait()
+            await self._response.finished.wait()
         bytes_before = item.bytes
         item.truncate(event.content_index, event.audio_end_ms)
         self._memory.change(item.bytes - bytes_before)
@@ -258,7 +258,7 @@ class RealtimeSession:
         finally:
             self._memory.change(-held)
             self._response = None
-            response.over.set()
+            response.finished.set()
         if self._owed:
             self._answer()
 

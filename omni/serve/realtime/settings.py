@@ -34,7 +34,7 @@ class InputTranscription(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """modalities: of responses, one of `"audio"` and `"text"`. voice: as the client names it. transcription: of what the user says,
+    """modalities: of responses, one of `"audio"` and `"text"`. voice: as the client names it. transcription: of the user's speech,
     None for none. turn_detection: None if the client commits turns. max_output_tokens: of the stage that writes; None is the
     model's own bound. truncation: of conversations that are too long. params: sampling parameters of the main stage. sampling: of
     other stages. cache_salt: sessions of another do not share cached prompts."""
@@ -55,7 +55,7 @@ class Settings:
 
     @property
     def bytes(self) -> int:
-        """Of what a client can make large."""
+        """Bytes of the fields whose size a client chooses."""
         own = (self.transcription, self.params, self.sampling)
         return len(self.instructions) + len(self.cache_salt) + len(msgspec.json.encode(own))
 

@@ -1,4 +1,4 @@
-"""Transcripts of what the user says, for clients that show them."""
+"""Transcripts of the user's speech, for clients that show them."""
 
 import asyncio
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from omni.serve.server import Server
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingTranscription:
     """item_id: the item's sound may have been deleted by then."""
 
     item_id: str
@@ -47,45 +47,45 @@ class InputTranscriber:
         self._conversation = conversation
         self._memory = memory
         self._session_id = session_id
-        self._asked: asyncio.Queue[_Asked] = asyncio.Queue()
+        self._pending: asyncio.Queue[_PendingTranscription] = asyncio.Queue()
 
     def put(self, item_id: str, options: InputTranscription, cache_salt: str) -> None:
         """item_id: of a message of the user whose one part is sound."""
-        self._asked.put_nowait(_Asked(item_id, options, cache_salt))
+        self._pending.put_nowait(_PendingTranscription(item_id, options, cache_salt))
 
     async def finish(self) -> None:
         """Returns when everything that was put has been transcribed."""
-        await self._asked.join()
+        await self._pending.join()
 
     async def run(self) -> None:
         """Until it is cancelled. Raises ClientGone."""
         while True:
-            asked = await self._asked.get()
-            if self._conversation.has(asked.item_id):
-                await self._try(asked)
-            self._asked.task_done()
+            pending = await self._pending.get()
+            if self._conversation.has(pending.item_id):
+                await self._try(pending)
+            self._pending.task_done()
 
-    async def _try(self, asked: _Asked) -> None:
+    async def _try(self, pending: _PendingTranscription) -> None:
         """Raises ClientGone; other errors are sent to the client."""
         try:
-            await self._transcribe(self._conversation.get(asked.item_id), asked)
+            await self._transcribe(self._conversation.get(pending.item_id), pending)
         except ClientGone:
             raise
         except Exception as error:
             said = reported(error, self._session_id, self._server.options.retry_after_seconds).body.error
-            told = TranscriptionError(message=said.message, type=said.type, code=said.code, param=said.param)
-            self._channel.put(TranscriptionFailed(item_id=asked.item_id, error=told))
+            failure = TranscriptionError(message=said.message, type=said.type, code=said.code, param=said.param)
+            self._channel.put(TranscriptionFailed(item_id=pending.item_id, error=failure))
 
-    async def _transcribe(self, item: Item, asked: _Asked) -> None:
+    async def _transcribe(self, item: Item, pending: _PendingTranscription) -> None:
         part, omni = item.parts[0], self._server.omni
         assert part.sound is not None
         assert part.format is not None
         sound = part.sound, part.format.rate
-        messages = transcribing_messages(sound, asked.options.language or "", asked.options.prompt or "")
+        messages = transcribing_messages(sound, pending.options.language or "", pending.options.prompt or "")
         arguments = GenerateArguments(
             modalities=("text",),
             sampling=stage_sampling(omni, {"temperature": GREEDY}, {}),
-            cache_salt=asked.cache_salt,
+            cache_salt=pending.cache_salt,
         )
         text, usage = "", Usage(0, {})
         async with self._server.generate(

@@ -19,7 +19,7 @@ from omni.serve.body import convert
 from omni.serve.realtime.formats import Pcm
 
 _RATE = 16000
-"""Hz, of what the detector hears."""
+"""Sample rate of the detector's input, in Hz."""
 _FRAME_MS = 20
 _FRAME = _RATE * _FRAME_MS // 1000
 _WINDOW = 10

@@ -1,4 +1,4 @@
-"""Settings that would change what a session does, and are not supported here."""
+"""Settings that would change the behaviour of a session, and are not supported here."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -71,7 +71,7 @@ def check_connector(
     largest_bytes: of a payload. Each edge has a pool of an eighth of it, 64 KiB at least and 16 MiB at most, so that
         large payloads pass in pieces. A check has up to ten pools, or twice this number, of payloads at one time.
 
-    The suite does what the engine does between two ends, in its order: it passes on the pieces in every turn, those of
+    The suite acts as the engine does between two ends, in its order: it passes on the pieces in every turn, those of
     several payloads in between each other, ticks a receiver while it is `busy`, and polls only payloads that their
     consumer asks for. In a second process, pieces and addresses travel as `omni.ipc.Typed` structs. Tensors are filled
     and read in phases on a stream of each end, and compared byte by byte on the host. The suite overwrites a payload's
@@ -95,7 +95,7 @@ def check_connector(
     |---|---|
     | addresses and pieces are structs that can be sent | everywhere |
     | the consumer's process is killed: `Sender.peer_lost` frees all, and a new receiver gets payloads | `consumer_killed` |
-    | the producer's process is killed: what arrived can be read, the receiver is idle within 30 s and closes | `sender_killed` |
+    | the producer's process is killed: arrived payloads stay, the receiver is idle within 30 s and closes | `sender_killed` |
     """
     connector = _make(factory)
     require(isinstance(connector.reach, Reach), "Connector.reach is a Reach")
@@ -113,7 +113,7 @@ def check_connector(
             _run(check, ConnectorBench(connector, devices, LocalEnd(connector, devices[1]), largest_bytes, numbers))
 
     with ExitStack() as started:
-        # First, so that they import what they need while the checks here run.
+        # First, so that their imports run beside the checks here.
         ends = [_started(path, devices[1], started) for _ in range(2)] if path is not None else []
         check_here(devices, largest_bytes)
         if all(isinstance(each, CpuDevice) for each in devices):
@@ -157,7 +157,7 @@ def _named(check: Callable[..., None], bench: ConnectorBench, *ends: RemoteEnd) 
         where = "in two processes" if isinstance(bench.end, RemoteEnd) else "in one thread"
         error.add_note(f"in the check {check.__name__}, with both ends {where}")
         raise
-    # Copies may still read what their payloads' refs no longer answer for.
+    # Copies may still read memory that their payloads' refs no longer answer for.
     with may_sync(SyncPoint.CLOSE):
         bench.producer.device.synchronize()
         bench.consumer_device.synchronize()

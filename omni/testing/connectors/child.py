@@ -59,7 +59,7 @@ def _serve(channel: "Channel[EndReport, Commands]") -> None:
 
 
 class _End:
-    """report: what the checking process does not know. moved: whether something happened in the last turn."""
+    """report: facts that the checking process does not know. moved: whether something happened in the last turn."""
 
     def __init__(self, start: StartEnd) -> None:
         device = open_device(start.device)

@@ -28,7 +28,7 @@ from omni.testing.connectors.values import Meta, fetch
 MOST_KEPT = 48
 """Memories of payloads that are over which a receiver may keep, to use them again."""
 _KEEP = (
-    "give a piece once its copy is done, give Received.ready as the event behind the last copy, and use no memory again "
+    "give a piece once its copy is done, give Received.ready as the event after the last copy, and use no memory again "
     "before its payload is free (Ref.freed) or the event of Pending.release is done"
 )
 
@@ -84,7 +84,7 @@ class Consumer:
         self._gates: dict[int, Gate] = {}
         self._dropped: list[tuple[Gate, StorageWeakRef, int]] = []
         """Memory that launched phases may read until the gate opens, with the number of its payload."""
-        self._over: list[StorageWeakRef] = []
+        self._ended: list[StorageWeakRef] = []
         """Memory of which the gate has opened."""
 
     @property
@@ -126,7 +126,7 @@ class Consumer:
             self._advance(taken)
 
     def _watch_dropped(self) -> None:
-        self._over += [memory for gate, memory, _ in self._dropped if gate.open]
+        self._ended += [memory for gate, memory, _ in self._dropped if gate.open]
         self._dropped = [each for each in self._dropped if not each[0].open]
         for _, memory, number in self._dropped:
             require(
@@ -193,7 +193,7 @@ class Consumer:
         if len(self._memory_kept()) > MOST_KEPT:
             gc.collect()  # the collector finds it in cycles of the receiver's objects; it takes as long as all else
         kept = self._memory_kept()
-        self._over.clear()
+        self._ended.clear()
         require(
             len(kept) <= MOST_KEPT or self._connector.reach is Reach.PROCESS,
             f"memory of received payloads goes back once the event of Pending.release is done: {len(kept)} that are over "
@@ -203,7 +203,7 @@ class Consumer:
 
     def _memory_kept(self) -> set[int]:
         """The memory of payloads that are over, each once."""
-        return {memory.cdata for memory in self._over if not memory.expired()}
+        return {memory.cdata for memory in self._ended if not memory.expired()}
 
     def _close(self, key: int) -> None:
         self._require_memory_dropped()

@@ -70,7 +70,12 @@ def sender_killed(bench: ConnectorBench, end: RemoteEnd) -> None:
         end.rest()
     consumer.do(Do("read", held.number))
     state = consumer.taken[held.number].state
-    _until(lambda: state.reads > 1, None, consumer, "what a sender brought can be read after its process has ended")
+    _until(
+        lambda: state.reads > 1,
+        None,
+        consumer,
+        "a payload that arrived can be read after the sender's process has ended",
+    )
     consumer.do(Do("release", held.number))
     consumer.do(OpenGate(gate))
     for meta in (unasked, midway, unready):

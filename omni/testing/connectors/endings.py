@@ -62,7 +62,7 @@ def released_in_any_order(bench: ConnectorBench) -> None:
     for place in (3, 4, 0, 2, 1, 0):
         gone = held.pop(place)
         bench.do("release", gone)
-        bench.freed(gone, promise="a payload is freed whatever the order of releases (Pending.release, Ref.freed)")
+        bench.freed(gone, promise="a payload is freed in any order of releases (Pending.release, Ref.freed)")
         bench.through(edge, bench.bytes_of(pool // 8))
         bench.read(*held)
 
@@ -80,7 +80,7 @@ def released_twice(bench: ConnectorBench) -> None:
         others = [bench.send(edge, bench.bytes_of(pool // 4)) for _ in range(8)]
         bench.idle()
         freed = bench.local and sent.ref.freed
-        require(not freed, "a second release does not free what is still being read (Pending.release)")
+        require(not freed, "a second release does not free memory that is still being read (Pending.release)")
         bench.read(sent)
         bench.open_gate(gate)
         bench.freed(sent, promise="a payload that is released twice is free after the first event (Ref.freed)")
@@ -180,7 +180,7 @@ def aborted_after_release(bench: ConnectorBench) -> None:
         others = [bench.send(edge, bench.bytes_of(pool // 4)) for _ in range(8)]
         bench.idle()
         freed = bench.local and sent.ref.freed
-        require(not freed, "an abort after the release does not free what is still being read (Pending.abort)")
+        require(not freed, "an abort after the release does not free memory that is still being read (Pending.abort)")
         bench.read(sent)
         bench.open_gate(gate)
         bench.take(*others)

@@ -19,6 +19,7 @@ from omni.plugin import locate
 from omni.testing.connectors.child import TURN_SECONDS
 from omni.testing.connectors.consumer import Consumer
 from omni.testing.connectors.messages import Command, Commands, EndReport, PieceOf, StartEnd, State, Turns
+from omni.testing.connectors.promises import CONNECTOR
 
 _BOOT = (
     "import json, sys\n"
@@ -128,16 +129,12 @@ class RemoteEnd:
                 self._commands = []
             return self._hear()
         except TypeError as error:
-            raise AssertionError(
-                f"connector contract broken: pieces and addresses can be sent to another process ({error})"
-            ) from error
+            raise CONNECTOR.error(f"pieces and addresses can be sent to another process ({error})") from error
         except Undecodable as error:
-            raise AssertionError(
-                f"connector contract broken: pieces and addresses arrive in another process ({error})"
-            ) from error
+            raise CONNECTOR.error(f"pieces and addresses arrive in another process ({error})") from error
         except ChannelClosed:
             status = self._process.wait()
-            raise AssertionError(f"connector contract broken: no end's process ends (status {status})") from None
+            raise CONNECTOR.error(f"no end's process ends (status {status})") from None
 
     def rest(self) -> None:
         if self._alive:

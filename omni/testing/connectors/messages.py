@@ -66,7 +66,7 @@ class PieceOf(msgspec.Struct, frozen=True, tag=True):
 
 class Do(msgspec.Struct, frozen=True, tag=True):
     """An action on a payload: `poll`, `read`, `abort`, `release` after the gate, if there is one, or `drop`: `release` by a
-    consumer that keeps no reference to what it received."""
+    consumer that keeps no reference to received payloads."""
 
     action: str
     number: int
@@ -106,7 +106,7 @@ class Commands(msgspec.Struct, frozen=True, tag=True):
 class State(msgspec.Struct):
     """A payload at its consumer.
 
-    reads: number of reads that had the right values. lost: what `Pending.poll` raised.
+    reads: number of reads that had the right values. lost: the error of `Pending.poll`.
     """
 
     number: int

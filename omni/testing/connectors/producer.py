@@ -38,7 +38,7 @@ class Sent:
         return self.meta.number
 
     def watch(self) -> None:
-        """Requires what holds at any time."""
+        """Requires the invariants that hold at any time."""
         freed = self.ref.freed  # before `released`: events go on between two calls
         released = self.ref.released
         require(released or not freed, "a payload that is freed is released (Ref.freed, Ref.released)")

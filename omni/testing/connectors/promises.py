@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
+from omni.testing.contract import Contract
+
 PATIENCE_SECONDS = 60.0
 """Seconds that a check waits before it fails; more for large payloads."""
 IDLE_SECONDS = 15.0
 """Seconds that a receiver may stay busy whose payloads are all over."""
 WAIT_SECONDS = 10.0
 MAX_QUERIES = 50_000
+CONNECTOR = Contract("connector")
+require = CONNECTOR.require
 
 
 class Gate:
@@ -39,25 +43,13 @@ class Gate:
         return self.open
 
 
-def require(kept: bool, promise: str) -> None:
-    """Raises AssertionError, which names the promise, if it is not kept."""
-    if not kept:
-        raise AssertionError(f"connector contract broken: {promise}")
-
-
 @contextmanager
 def calling(call: str, *, opens: bool = False) -> Iterator[None]:
     """While entered, an exception is one that the contract does not allow: it becomes an AssertionError. So does a call of
     `time.sleep`, unless the call `opens` or closes something, when the engine serves no requests."""
-    try:
-        with nullcontext() if opens else _no_sleep(call):
-            yield
-    except AssertionError as error:
-        if str(error).startswith("connector contract broken"):
-            raise
-        raise _failed(call, error) from error
-    except Exception as error:
-        raise _failed(call, error) from error
+    remedy = "let it return, also when there is nothing left to do and when it is called twice"
+    with CONNECTOR.calling(call, remedy), nullcontext() if opens else _no_sleep(call):
+        yield
 
 
 @contextmanager
@@ -71,8 +63,3 @@ def _no_sleep(call: str) -> Iterator[None]:
 
     with patch.object(time, "sleep", refuse):
         yield
-
-
-def _failed(call: str, error: Exception) -> AssertionError:
-    remedy = "let it return, also when there is nothing left to do and when it is called twice"
-    return AssertionError(f"connector contract broken: {call} does not fail ({error!r}): {remedy}")

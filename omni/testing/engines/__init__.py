@@ -31,7 +31,7 @@ def engine_for(
     **options: Any,
 ) -> Iterator[PipelineEngine]:
     """An engine for a test, in its thread. At the end of the block it is closed; if the block raised nothing, and stages
-    go on holding something although all requests are over, that is an AssertionError.
+    go on holding something although all requests are finished, that is an AssertionError.
 
     model: a checkpoint folder, whose family builds the pipeline; or a `Pipeline`.
     checkpoint: of a `Pipeline`, the folder that its stages read. None makes one with an empty config.json.
@@ -41,7 +41,7 @@ def engine_for(
     change: of the checked plan, before anything is built.
     options: fields of `EngineOptions`; the dtype is float32 if none is given.
 
-    Raises what a bad pipeline, setting or checkpoint raises.
+    Raises the errors of a bad pipeline, setting or checkpoint.
 
         with engine_for("build/bigram") as engine:
             assert engine.answer("The").tokens

@@ -1,4 +1,4 @@
-"""An engine that takes what users ask, and runs it to its end."""
+"""An engine that takes users' requests, and runs them to their ends."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 60.0
 SETTLE_SECONDS = 2.0
 """Grace period after the last request, in seconds; resources held afterwards are leaks."""
 
-Asked = str | Chat | EngineRequest
+PromptLike = str | Chat | EngineRequest
 """A request: a text, greedy; a chat; or one that is prepared."""
 
 _numbers = count(1)
@@ -38,8 +38,8 @@ class PipelineEngine(TickedEngine):
         """The family's."""
         return build_frontend(self.plan.pipeline, self.checkpoint)
 
-    def request(self, asked: Asked, sampling: SamplingParams | None = None) -> EngineRequest:
-        """A text or a chat as the engine takes it. Raises what the front end raises.
+    def request(self, asked: PromptLike, sampling: SamplingParams | None = None) -> EngineRequest:
+        """A text or a chat as the engine takes it. Raises the front end's errors.
 
         sampling: of a text, at the stage that samples first; greedy by default.
         """
@@ -62,13 +62,13 @@ class PipelineEngine(TickedEngine):
             cache_salt=asked.cache_salt,
         )
 
-    def start(self, asked: Asked, sampling: SamplingParams | None = None) -> EngineResult:
+    def start(self, asked: PromptLike, sampling: SamplingParams | None = None) -> EngineResult:
         """Submits a request. Its result fills while the engine is ticked."""
         self._results.append(EngineResult())
         self.engine.submit(self.request(asked, sampling), self._results[-1].take)
         return self._results[-1]
 
-    def answer(self, asked: Asked, sampling: SamplingParams | None = None) -> EngineResult:
+    def answer(self, asked: PromptLike, sampling: SamplingParams | None = None) -> EngineResult:
         """Runs one request alone. Raises its error."""
         (result,) = self.run([self.request(asked, sampling)])
         if result.error is not None:
@@ -77,11 +77,11 @@ class PipelineEngine(TickedEngine):
 
     def run(
         self,
-        requests: Sequence[Asked],
+        requests: Sequence[PromptLike],
         arrivals: Sequence[int] | None = None,
         departures: Mapping[int, int] | None = None,
     ) -> list[EngineResult]:
-        """Runs requests until all are over. Raises AssertionError if a stage holds anything then.
+        """Runs requests until all are finished. Raises AssertionError if a stage holds anything then.
 
         Request i joins before tick `arrivals[i]`, all at the start by default, and is aborted before tick `departures[i]`
         if that is there: its result's error is then `GIVEN_UP`. On a simulated device the ticks are rounds of its
@@ -109,33 +109,33 @@ class PipelineEngine(TickedEngine):
         return results
 
     def settle(self) -> None:
-        """Raises AssertionError if all requests are over and stages go on holding something."""
-        if all(result.over for result in self._results):
+        """Raises AssertionError if all requests are finished and stages go on holding something."""
+        if all(result.finished for result in self._results):
             self._tick_until(lambda: self.engine.idle)
             self.assert_free()
 
     def _play(self, actions: list[tuple[int, Callable[[], object]]]) -> None:
         tick = 0
 
-        def over() -> bool:
+        def finished() -> bool:
             nonlocal tick
             while actions and actions[0][0] <= tick:
                 actions.pop(0)[1]()
             tick += 1
             return not actions and self.engine.idle
 
-        self._tick_until(over)
+        self._tick_until(finished)
 
-    def _tick_until(self, over: Callable[[], bool]) -> None:
+    def _tick_until(self, finished: Callable[[], bool]) -> None:
         """Or until all requests are, and nothing happens any more."""
         since = time.monotonic()
-        while not over():
+        while not finished():
             if self.tick():
                 since = time.monotonic()
             else:
                 time.sleep(0)  # threads of host work need the interpreter's lock
             quiet = time.monotonic() - since
-            if quiet > SETTLE_SECONDS and all(result.over for result in self._results):
+            if quiet > SETTLE_SECONDS and all(result.finished for result in self._results):
                 return
-            held = f"nothing moves, and requests are not over: the stages hold {self.engine.usage()}"
+            held = f"nothing moves, and requests are not finished: the stages hold {self.engine.usage()}"
             assert quiet < PATIENCE_SECONDS, held

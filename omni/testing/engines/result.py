@@ -13,12 +13,12 @@ from omni.payload import AudioChunk, GeneratedTokens
 
 @dataclass(slots=True)
 class EngineResult:
-    """outputs: as they came, by modality. stages: how each stage ended. error: why the request failed. over: no more comes."""
+    """outputs: as they came, by modality. stages: how each stage ended. error: why the request failed. finished: no more comes."""
 
     outputs: dict[str, list[msgspec.Struct]] = field(default_factory=dict)
     stages: dict[str, StageFinished] = field(default_factory=dict)
     error: OmniError | None = None
-    over: bool = False
+    finished: bool = False
 
     @property
     def tokens(self) -> list[int]:
@@ -34,13 +34,13 @@ class EngineResult:
 
     def take(self, output: EngineOutput) -> None:
         """The request's sink."""
-        assert not self.over, f"{output} after the last message"
+        assert not self.finished, f"{output} after the last message"
         match output:
             case StageOutput(modality=modality, meta=meta):
                 self.outputs.setdefault(modality, []).append(meta)
             case StageFinished():
                 self.stages[output.stage] = output
             case RequestFinished():
-                self.over = True
+                self.finished = True
             case RequestFailed(error=error):
-                self.over, self.error = True, error
+                self.finished, self.error = True, error

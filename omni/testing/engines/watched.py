@@ -1,4 +1,4 @@
-"""A stage whose worker is watched: its inputs, and the outputs that it hands to the engine, whatever edges make of them."""
+"""A stage whose worker is watched: its inputs, and the outputs that it hands to the engine, before edges change them."""
 
 from collections import deque
 from collections.abc import Callable, Mapping

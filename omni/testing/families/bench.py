@@ -16,6 +16,7 @@ from omni.frontend.base import Chat, Message, TextPart
 from omni.payload import Payload
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
+from omni.testing.contract import Contract
 from omni.testing.engines import GIVEN_UP, PipelineEngine, engine_for
 from omni.testing.engines.watched import Watch
 
@@ -23,6 +24,7 @@ Reference = Callable[[Sequence[int], int], Sequence[int]]
 """Prompt token ids and a number of tokens, to so many token ids: greedy, one request alone, going on after an
 end-of-sequence id."""
 
+FAMILY = Contract("family")
 BLOCK = 4
 """Tokens of a KV block, where a check needs many blocks."""
 
@@ -144,9 +146,9 @@ class FamilyBench:
         found = [msgspec.structs.asdict(payload.meta).get("columns") for payload in inputs]
         columns = [each for each in found if isinstance(each, np.ndarray) and each.ndim == 2]
         if len(columns) != 1:
-            raise AssertionError(
-                f"family contract broken: the front end gives stage {self.stage!r} one prompt, not {len(columns)} "
-                "(Frontend.prepare); put one omni_ar.inputs.Prompt into Prepared.inputs, under the name of the stage"
+            raise FAMILY.error(
+                f"the front end gives stage {self.stage!r} one prompt, not {len(columns)} (Frontend.prepare)",
+                "put one omni_ar.inputs.Prompt into Prepared.inputs, under the name of the stage",
             )
         return tuple(columns[0][0].tolist())
 
@@ -157,15 +159,16 @@ class FamilyBench:
         if error is GIVEN_UP:
             wanted = wanted[: len(tokens)]
         elif error is not None:
-            raise AssertionError(f"family contract broken: {case.name} does not fail ({error}); {remedy}") from error
+            raise FAMILY.error(f"{case.name} does not fail ({error})", remedy) from error
         if tokens == wanted:
             return
         at = next((n for n, pair in enumerate(zip(tokens, wanted, strict=False)) if pair[0] != pair[1]), len(tokens))
         got = tokens[at] if at < len(tokens) else "missing"
         right = wanted[at] if at < len(wanted) else "no further one"
-        raise AssertionError(
-            f"family contract broken: {case.name} gets the tokens of the reference: token {at} is {got}, not {right} "
-            f"(a prompt of {len(case.prompt)} tokens; {tokens}, not {wanted}); {remedy}"
+        raise FAMILY.error(
+            f"{case.name} gets the tokens of the reference: token {at} is {got}, not {right} "
+            f"(a prompt of {len(case.prompt)} tokens; {tokens}, not {wanted})",
+            remedy,
         )
 
 

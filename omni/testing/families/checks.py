@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 from omni.device import Device, SyncCheck, sync_guard
 from omni.errors import SyncError
-from omni.testing.families.bench import BLOCK, FamilyBench
+from omni.testing.families.bench import BLOCK, FAMILY, FamilyBench
 from omni.testing.launch_guard import LaunchGuard
 from omni.testing.simulation.device import SimulatedDevice
 
@@ -53,21 +53,21 @@ def in_chunks(bench: FamilyBench) -> None:
 
 
 def warm_cache(bench: FamilyBench) -> None:
-    """Catches what is computed beside the cache: a cached prefix is not computed again."""
+    """Catches state beside the cache: a cached prefix is not computed again."""
     settings = bench.settings(block_size=BLOCK, prefix_cache=True)
     _, counters = bench.run(
         settings,
-        "a prompt whose prefix is cached begins behind it: everything that later tokens need of earlier ones lies in "
+        "a prompt whose prefix is cached begins after it: everything that later tokens need of earlier ones lies in "
         "batch.cache, and placeholders have a key of all that fills them (Placeholder.key)",
         alone=True,
         rounds=3,
     )
     cached = counters.get("cached_tokens", 1)
-    if not cached:
-        raise AssertionError(
-            "family contract broken: a prompt that comes again is cached (cached_tokens is 0); give a text of "
-            f"{3 * BLOCK} prompt tokens or more, and a key to every placeholder (Placeholder.key)"
-        )
+    FAMILY.require(
+        bool(cached),
+        "a prompt that comes again is cached (cached_tokens is 0)",
+        f"give a text of {3 * BLOCK} prompt tokens or more, and a key to every placeholder (Placeholder.key)",
+    )
 
 
 def in_flight(bench: FamilyBench) -> None:
@@ -97,14 +97,14 @@ def preempted(bench: FamilyBench) -> None:
     _, counters = bench.run(
         settings,
         "a preempted request runs again, its prompt and its tokens in one go: embed_next (and embed_codes) give for a "
-        "known token what they gave when it was sampled, in a batch of any size",
+        "known token the values that it had when it was sampled, in a batch of any size",
         cases=cases,
     )
-    if not counters.get("preemptions", 1):
-        raise AssertionError(
-            f"family contract broken: requests are preempted with {blocks} blocks of {BLOCK} tokens, and none was; give "
-            "more texts of equal length, or a larger max_tokens"
-        )
+    FAMILY.require(
+        counters.get("preemptions", 1) > 0,
+        f"requests are preempted with {blocks} blocks of {BLOCK} tokens, and none was",
+        "give more texts of equal length, or a larger max_tokens",
+    )
 
 
 def aborted(bench: FamilyBench) -> None:
@@ -125,7 +125,7 @@ def replayed(bench: FamilyBench) -> None:
     bench.run(
         bench.settings(prefix_cache=False),
         "it is wrong when steps are captured once and replayed: shapes and Python values are those of the capture; "
-        "read what changes from the tensors of the batch",
+        "read changing values from the tensors of the batch",
         graphs=True,
     )
 
@@ -135,7 +135,7 @@ def late_devices(bench: FamilyBench) -> None:
     for seed in bench.family.seeds:
         bench.run(
             bench.settings(max_in_flight=3, max_num_seqs=3),
-            f"it is wrong on a device that is late (SimulatedDevice({seed})): a phase runs after the code behind its "
+            f"it is wrong on a device that is late (SimulatedDevice({seed})): a phase runs later than the code after its "
             "launch; give it all it needs as arguments or in device memory, and keep nothing in Python",
             arrivals=range(0, 3 * len(bench.cases), 3),
             device=SimulatedDevice(seed),
@@ -158,13 +158,13 @@ def guarded(bench: FamilyBench) -> None:
     try:
         bench.run(bench.settings(max_in_flight=3), remedy, guard=guard)
     except SyncError as error:
-        raise AssertionError(f"family contract broken: nothing waits for the device ({error}); {remedy}") from error
+        raise FAMILY.error(f"nothing waits for the device ({error})", remedy) from error
 
 
 def require_rows(most: int) -> None:
     """Raises AssertionError if requests were never together."""
-    if most < 2:
-        raise AssertionError(
-            "family contract broken: requests share steps, and there was never more than one; give stages room for "
-            "several (max_num_seqs)"
-        )
+    FAMILY.require(
+        most > 1,
+        "requests share steps, and there was never more than one",
+        "give stages room for several (max_num_seqs)",
+    )

@@ -45,7 +45,7 @@ class Race:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The identity of a race: the places of its two accesses, whatever their time."""
+        """The identity of a race: the places of its two accesses, without their times."""
         return tuple(
             part for one in (self.first, self.second) for part in (one.stream, one.by, one.operation, str(one.writes))
         )
@@ -215,7 +215,7 @@ class Checker:
             agent=stream.agent,
             tick=stream.tick,
             stream=stream.name,
-            by=f"what stream {stream.name!r} had before",
+            by=f"the earlier work of stream {stream.name!r}",
             launch=0,
             operation="empty",
             writes=True,

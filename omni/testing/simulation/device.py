@@ -270,11 +270,11 @@ class SimulatedDevice(Device):
         return clock
 
     def host_learns(self, clock: Clock) -> None:
-        """Orders what the host does from now on behind what another host knew."""
+        """Orders the host's further work after the work that another host knew of."""
         join(self._checker.host, clock)
 
     def hold(self, event: Event) -> None:
-        """Makes what follows the running phase on its stream wait for the event."""
+        """Makes the work after the running phase on its stream wait for the event."""
         self._held[self.running.stream.agent].append(event)
 
     @contextmanager
@@ -286,7 +286,7 @@ class SimulatedDevice(Device):
                 if self._recorder is None:
                     yield
                     return
-                # Phases that may pause do not nest: what watches kernels would be restored in the wrong order.
+                # Phases that may pause do not nest: watchers of kernels would be restored in the wrong order.
                 watching = nullcontext() if self.phases_pause else self._recorder.kernels.watching()
                 with self._recorder, watching:
                     yield
@@ -294,7 +294,7 @@ class SimulatedDevice(Device):
             self.shared_time.running = False
 
     def pause(self, event: SimulatedEvent) -> None:
-        """Called in a phase, where phases may pause: returns once the event is reached, and orders the rest of the phase behind it.
+        """Called in a phase, where phases may pause: returns once the event is reached, and orders the rest of the phase after it.
         Other operations run meanwhile."""
         running = self._checker.running
         stream, launched = running.stream, running.launched

@@ -1,4 +1,4 @@
-"""Actions that a seed delays: what passes between simulated ranks."""
+"""Actions that a seed delays: transfers between simulated ranks."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _AT_ONCE, _VERY_LATE = 0.3, 0.05
 
 
 class Delays:
-    """pace: mean seconds of what takes neither no time nor very long."""
+    """pace: mean seconds of actions that take neither no time nor very long."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._random = schedule.random

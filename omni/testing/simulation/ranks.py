@@ -1,4 +1,4 @@
-"""The ranks of a stage in one thread: each has a simulated device of its own, and all devices share one time. What passes between
+"""The ranks of a stage in one thread: each has a simulated device of its own, and all devices share one time. Transfer between
 ranks is late, as a seed decides, and its accesses to memory are checked."""
 
 from collections import deque
@@ -63,7 +63,7 @@ class SimulatedRanks:
         device: type[SimulatedDevice] = SimulatedDevice,
     ) -> None:
         """without, without_on: as of `SimulatedDevice`; also a phase, by module and name, whose `PendingReceive.wait` is left out.
-        without_at: at this rank only. blocks: None for what the seed decides. device: the class of the devices."""
+        without_at: at this rank only. blocks: None for the seed's choice. device: the class of the devices."""
         shared_time = SharedTime(seed)
         assert shared_time.schedule is not None
         self.random = shared_time.schedule.random

@@ -1,4 +1,4 @@
-"""The time of simulated devices: what runs next, and when. The devices of a stage's ranks share one."""
+"""The time of simulated devices: the next action, and its time. The devices of a stage's ranks share one."""
 
 import random
 from collections.abc import Iterable

@@ -62,7 +62,7 @@ class SimulatedEvent:
 
 @dataclass(slots=True, eq=False)
 class QueuedPhase:
-    """A phase in a queue. clock: what happened before it. tick: its own. number: its place among all launches.
+    """A phase in a queue. clock: the actions before it. tick: its own. number: its place among all launches.
     due_after: its duration. inference: whether it runs in inference mode. images: of its host slots."""
 
     phase: Phase

@@ -1,7 +1,7 @@
 """Tensors that one simulated rank sends to another.
 
 Transfers are those of CUDA or those of the CPU. On CUDA a transfer occupies its stream: a sent tensor is read, and a received one
-written, until the stream goes on. On the CPU `send` copies, and what is received comes while the stream goes on; a phase that reads
+written, until the stream goes on. On the CPU `send` copies, and received tensors come while the stream goes on; a phase that reads
 it calls `PendingReceive.wait`. Received memory holds garbage until its content has come.
 """
 
@@ -22,7 +22,7 @@ from omni.testing.simulation.stream import Clock, QueuedPhase, SimulatedEvent, S
 
 @dataclass(slots=True)
 class _Sent:
-    """at: seconds. clock: what happened before. content: None as long as the memory is not read."""
+    """at: seconds. clock: the actions before. content: None as long as the memory is not read."""
 
     at: float
     clock: Clock
@@ -56,7 +56,7 @@ class _Received:
             return
         if not self.event.reached:
             raise AssertionError(
-                f"{phase.__name__} waits for a tensor that has not come: launch it behind `wait_remote`"
+                f"{phase.__name__} waits for a tensor that has not come: launch it after `wait_remote`"
             )
         join(running.launched.clock, self.event.clock)
         join(running.stream.come, self.event.clock)

@@ -72,7 +72,7 @@ def check_stage(
     dtype: of weights and activations.
     tolerance: absolute and relative, of floating-point outputs.
     seeds: of late devices, in whose order work runs.
-    unused: names of `usage` for what these requests never hold.
+    unused: names of `usage` for resources that these requests never hold.
 
     The suite plays the orchestrator and the stages around: it lends each input from memory of its own, which it overwrites
     as soon as the stage has freed it, and reads outputs on a stream of its own, at once or late.

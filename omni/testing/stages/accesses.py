@@ -4,6 +4,7 @@ from torch import Tensor
 
 from omni.payload import PageSlice
 from omni.testing.simulation.checker import Race
+from omni.testing.stages.errors import STAGE
 from omni.testing.stages.values import gathered
 
 
@@ -16,7 +17,7 @@ def broken_by(race: Race) -> AssertionError:
         promise = (
             "an input is read before the event that it is released with, and its producer overwrites it then (`spoil`)"
         )
-        remedy = "call Feed.release with the event that is recorded behind the last use, on the stream of that use"
+        remedy = "call Feed.release with the event that is recorded after the last use, on the stream of that use"
     elif by & {copy.__name__, scatter.__name__}:
         promise, remedy = (
             "an input is read once it has arrived",
@@ -26,9 +27,9 @@ def broken_by(race: Race) -> AssertionError:
         promise = (
             "an output has its values from Produced.ready on, until it is free, and its consumer reads it (`fetch`)"
         )
-        remedy = "record `ready` behind the work that writes an output, and use its memory again once Produced.free"
+        remedy = "record `ready` after the work that writes an output, and use its memory again once Produced.free"
     accesses = f"{race.first}, unordered with {race.second}, both on {race.buffer}, byte {race.byte}"
-    return AssertionError(f"stage contract broken: {promise}: {accesses}; {remedy}")
+    return STAGE.error(f"{promise}: {accesses}", remedy)
 
 
 def copy(into: Tensor, value: Tensor) -> None:

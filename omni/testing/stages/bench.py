@@ -20,7 +20,7 @@ from omni.sampling import SamplingParams
 from omni.stage import MOST_CPU_ROWS, Done, Footprint, LoadedStage, StageContext, StageKind, StageWorker
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.accesses import broken_by
-from omni.testing.stages.promises import calling, require
+from omni.testing.stages.errors import calling, require
 from omni.testing.stages.session import StageSession
 from omni.testing.stages.values import Values
 
@@ -156,7 +156,9 @@ class StageBench:
         )
         if self.expected:
             difference = session.values(name).difference(self.expected[index], self.checked.tolerance)
-            require(not difference, f"request {name!r}, of sample {index}, gets what is expected: {difference}", remedy)
+            require(
+                not difference, f"request {name!r}, of sample {index}, gets the expected outputs: {difference}", remedy
+            )
 
 
 def _described(end: object) -> str:

@@ -9,7 +9,7 @@ from omni.testing.retries import planted_faults
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.bench import APART, StageBench
 from omni.testing.stages.devices import FailingDevice
-from omni.testing.stages.promises import calling, require
+from omni.testing.stages.errors import calling, require
 from omni.testing.stages.session import StageSession
 
 MOST_POINTS = 32
@@ -40,7 +40,7 @@ def _pause(bench: StageBench, point: int) -> None:
     with torch.inference_mode():
         if point == 0:
             next(scripts[first])  # it is open before it is paused
-        session.play(scripts, lambda: session.over(*others), apart=APART, act=pause)
+        session.play(scripts, lambda: session.finished(*others), apart=APART, act=pause)
         session.settle()
         given, end = len(session.readings.get(first, [])), session.ends.get(first)
         require(
@@ -50,7 +50,7 @@ def _pause(bench: StageBench, point: int) -> None:
         )
         if end is None:
             session.worker.inbox.append(Resume(first))
-        session.play({}, lambda: session.over(*names))
+        session.play({}, lambda: session.finished(*names))
     _require_all(bench, session, f"{first!r} was paused at tick {point} and resumed: go on where it stopped")
     bench.finish(session, f"after a pause at tick {point}")
 
@@ -99,7 +99,7 @@ def _fail(bench: StageBench, point: int) -> None:
             if not isinstance(session.ends[name], Failed):
                 bench.require_right(session, name, index, f"launch {point} failed, and it ended as if it had not")
         session.require_free(f"after launch {point} failed")
-    _require_later(bench, session, f"launch {point} had failed: reset what the failed work left")
+    _require_later(bench, session, f"launch {point} had failed: reset the state that the failed work left")
     bench.finish(session, f"after launch {point} failed and a later request")
 
 
@@ -110,7 +110,7 @@ def closed(bench: StageBench) -> None:
         with torch.inference_mode():
             session.play(_scripts(bench, session), apart=APART, until=point)
             session.device.synchronize()
-            with calling("close", "free what is there, and forget it, so that twice is once"):
+            with calling("close", "free all resources, and forget them, so that a second call does nothing"):
                 session.worker.close()
                 session.worker.close()
             session.device.synchronize()
@@ -118,7 +118,7 @@ def closed(bench: StageBench) -> None:
         require(
             not session.held,
             f"close frees all: when the worker is closed at tick {point}, usage is {session.held}",
-            "override `close`: call super().close(), then free what belongs to no request any more (batches under way, "
+            "override `close`: call super().close(), then free resources that belong to no request any more (batches under way, "
             "outputs that are lent, blocks of your own pool)",
         )
 

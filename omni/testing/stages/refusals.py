@@ -10,7 +10,7 @@ from omni.stage import Failed
 from omni.testing.retries import planted_faults
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.bench import APART, StageBench
-from omni.testing.stages.promises import require
+from omni.testing.stages.errors import require
 from omni.testing.stages.session import StageSession
 
 

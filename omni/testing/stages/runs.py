@@ -13,7 +13,7 @@ from omni.testing.launch_guard import LaunchGuard
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.bench import APART, StageBench
 from omni.testing.stages.devices import FailingDevice
-from omni.testing.stages.promises import calling, require
+from omni.testing.stages.errors import calling, require
 
 _RANKED = 8
 """Requests of different ranks: more than small options have rows."""
@@ -50,7 +50,9 @@ def declares(bench: StageBench) -> None:
         working: object = loaded.measure()
     require(isinstance(working, int) and working >= 0, "measure returns bytes", "return 0 if it is negligible")
     session = bench.session()
-    require(not session.held and not session.worker.outbox, "a new worker holds nothing", "free what measure used")
+    require(
+        not session.held and not session.worker.outbox, "a new worker holds nothing", "free the resources of measure"
+    )
     with torch.inference_mode():
         bench.finish(session, "before any request")
 
@@ -90,9 +92,7 @@ def together(bench: StageBench) -> None:
 def in_parts(bench: StageBench) -> None:
     """Catches a stage that expects all inputs at once, or the end with the last of them."""
     for apart in (1, 3, 7):
-        bench.run(
-            apart=apart, remedy="inputs and the end come in any tick: keep what arrives until there is enough of it"
-        )
+        bench.run(apart=apart, remedy="inputs and the end come in any tick: keep inputs until there are enough of them")
 
 
 def of_two_producers(bench: StageBench) -> None:
@@ -155,7 +155,7 @@ def not_before_ready(bench: StageBench) -> None:
             if payload.tensors:
                 session.fill(each, payload)
         gate.open = True
-        session.play({}, lambda: session.over("early"))
+        session.play({}, lambda: session.finished("early"))
     bench.require_right(session, "early", index, "launch nothing that reads an input before Feed.arrived is true")
     bench.finish(session, "after a late input")
 
@@ -209,7 +209,7 @@ def counted(bench: StageBench) -> None:
     never = ", ".join(repr(name) for name, most in bench.most.items() if not most and name not in bench.checked.unused)
     require(
         not never,
-        f"usage counts what is held: {never} was zero in every tick of every check",
-        "count what the name says from what the worker has, or leave the name out; if these requests never hold it, name it "
+        f"usage counts held resources: {never} was zero in every tick of every check",
+        "count the named resources of the worker, or leave the name out; if these requests never hold any, name it "
         "in unused=",
     )

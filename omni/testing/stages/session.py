@@ -16,8 +16,8 @@ from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Produced, 
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.stages.accesses import copy, fetch, scatter, spoil
 from omni.testing.stages.devices import OWN
+from omni.testing.stages.errors import calling, require
 from omni.testing.stages.loan import Loan, lend
-from omni.testing.stages.promises import calling, require
 from omni.testing.stages.values import Values
 from omni.testing.stages.watch import RELEASE, WorkerWatch
 
@@ -167,7 +167,7 @@ class StageSession:
 
     def tick(self) -> bool:
         """One tick of the worker, and of its neighbours."""
-        remedy = "catch what a request's work raises, and end the request with `fail`"
+        remedy = "catch the errors of a request's work, and end the request with `fail`"
         with calling("StageWorker.tick", remedy), self.guard(self.device):
             moved = self.worker.tick()
         require(
@@ -186,17 +186,17 @@ class StageSession:
     def play(
         self,
         scripts: Mapping[str, Iterator[None]],
-        over: Callable[[], bool] | None = None,
+        done: Callable[[], bool] | None = None,
         *,
         apart: int = 0,
         act: Callable[[int], None] = lambda tick: None,
         until: int | None = None,
     ) -> None:
-        """Ticks until every request is over, or `over`. apart: ticks between two messages of a request; 0 sends all at
+        """Ticks until every request is finished, or `done`. apart: ticks between two messages of a request; 0 sends all at
         once. act: called before each tick with its number. until: the number of a tick before which it stops."""
         left = dict(scripts)
         names, first, quiet = list(scripts), self.ticks, 0
-        while not (self.over(*names) if over is None else over()) or left:
+        while not (self.finished(*names) if done is None else done()) or left:
             tick = self.ticks - first
             if until is not None and tick >= until:
                 return
@@ -248,7 +248,7 @@ class StageSession:
     def held(self) -> dict[str, int]:
         return self._watch.held
 
-    def over(self, *names: str) -> bool:
+    def finished(self, *names: str) -> bool:
         """Whether requests have ended or were aborted, and consumers have read all outputs."""
         ended = all(name in self.ends or name in self.aborted for name in names)
         return ended and all(each.loan.freed for name in names for each in self.readings.get(name, ()))
@@ -264,7 +264,7 @@ class StageSession:
         require(
             not self.held,
             f"usage is zero when no request is there; {when} it is {self.held}",
-            "free in `drop` all that a request holds, however it ends, and count in `usage` what is held now",
+            "free in `drop` all that a request holds, however it ends, and count in `usage` the resources held now",
         )
         self.require_released(when)
 
@@ -304,7 +304,7 @@ class StageSession:
         require(
             name not in self.ends and name not in self.aborted,
             f"a request that is over gives nothing: {type(message).__name__} of {name!r} came later",
-            "remember what is in flight by request, and drop late results of one that is gone",
+            "remember work in flight by request, and drop late results of one that is gone",
         )
         if not isinstance(message, Produced):
             self.ends[name] = message
@@ -373,7 +373,7 @@ class StageSession:
 
     def _unfinished(self) -> str:
         """All requests: those that are played may have been opened before."""
-        return ", ".join(repr(name) for name in self.opened if not self.over(name)) or "a request"
+        return ", ".join(repr(name) for name in self.opened if not self.finished(name)) or "a request"
 
 
 def _no_guard(device: Device) -> AbstractContextManager[object]:

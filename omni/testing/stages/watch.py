@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from omni.stage import StageWorker
-from omni.testing.stages.promises import calling, require
+from omni.testing.stages.errors import calling, require
 
 RELEASE = (
     "call Feed.release(after) when its last use is launched, and in `drop` for inputs that are not used: until then its "
@@ -23,7 +23,7 @@ class WorkerWatch:
     @property
     def held(self) -> dict[str, int]:
         """The numbers of `usage` that are not zero."""
-        with calling("usage", "count from what the worker has, whatever state it is in"):
+        with calling("usage", "count the worker's resources, in any state"):
             usage: object = self._worker.usage()
         _require_numbers("usage", usage)
         assert isinstance(usage, Mapping)
@@ -35,7 +35,7 @@ class WorkerWatch:
         self._look_at_counters()
         held = self.held
         negative = [name for name, count in held.items() if count < 0]
-        require(not negative, f"usage is zero or more: {', '.join(negative)}", "count what is held now")
+        require(not negative, f"usage is zero or more: {', '.join(negative)}", "count the resources held now")
         require(
             bool(held) or not requests,
             f"usage is zero, and {_first(requests)} is not over",
@@ -44,7 +44,7 @@ class WorkerWatch:
         require(
             bool(held) or not inputs,
             f"every input is released: {_first(inputs)}, is not, and usage is zero",
-            f"{RELEASE}; count in `usage` what still holds one",
+            f"{RELEASE}; count in `usage` the objects that still hold one",
         )
 
     def _look_at_counters(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from omni.device import Device
+from omni.testing.contract import Contract
 
 
 class TestedVocoder(Protocol):
@@ -39,10 +40,8 @@ class NextFrames:
     first: bool
 
 
-def require(kept: bool, promise: str, remedy: str) -> None:
-    """Raises AssertionError, which names the promise and the remedy, if it is not kept."""
-    if not kept:
-        raise AssertionError(f"vocoder contract broken: {promise}; {remedy}")
+VOCODER = Contract("vocoder")
+require = VOCODER.require
 
 
 class VocoderBench:
@@ -63,7 +62,7 @@ class VocoderBench:
         return self.model.min_first_frames
 
     def new_state(self, rows: int) -> Any:
-        """State of that many streams, and a null row behind them."""
+        """State of that many streams, and a null row after them."""
         with torch.inference_mode():
             return self.model.new_state(rows + 1)
 

@@ -54,7 +54,7 @@ def chunks_of_any_size(bench: VocoderBench) -> None:
                 bench.stream(codes_NG, size),
                 request,
                 f"chunks of {', '.join(map(str, size))} frames, and so on,",
-                "carry what each layer has seen of earlier frames in the state of the row, and nothing over a whole chunk "
+                "carry each layer's context of earlier frames in the state of the row, and nothing over a whole chunk "
                 "(no normalization by its length or peak); a transposed convolution carries the overlap",
             )
 
@@ -79,7 +79,7 @@ def batches(bench: VocoderBench) -> None:
         off = float((wave_S - right_S).abs().max()) if len(wave_S) else 0.0
         require(
             off <= bench.tolerance * float(right_S.abs().max()),
-            f"a row of a batch gives what it gives alone: request {request} in row {rows[request]} is off by {off:.2e}",
+            f"a row of a batch gives the result of the row alone: request {request} in row {rows[request]} is off by {off:.2e}",
             "use rows_B for the state of each row, and reduce nothing over the batch; the last row occurs several times, as "
             "padding",
         )

@@ -52,7 +52,7 @@ def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: obj
         if sizes.talker:
             _tame_speech(model, generator, sizes.codec_stop_gain)
         model.save_pretrained(folder, max_shard_size=sizes.max_shard_size)
-    # As published: without what transformers fills.
+    # As published: without the fields that transformers fills.
     write_json(folder / "config.json", config)
     images = Qwen2VLImageProcessorPil(patch_size=PATCH, image_mean=[0.5] * 3, image_std=[0.5] * 3)
     audio = WhisperFeatureExtractor(feature_size=128, chunk_length=300, return_attention_mask=True)

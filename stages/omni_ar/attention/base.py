@@ -105,7 +105,7 @@ class AttentionBackend(Protocol):
     """Causal softmax attention with scale D ** -0.5, or as a layer's `AttentionFeatures` say. H is a multiple of the cache's heads:
     query heads h * G to h * G + G - 1 share key head h. An implementation never synchronizes with the device.
 
-    `attend` of a batch without prefill rows can be captured in a CUDA graph. A row of length 0 yields zeros, as do tokens behind
+    `attend` of a batch without prefill rows can be captured in a CUDA graph. A row of length 0 yields zeros, as do tokens after
     the last prefill row of a captured batch. Cache content beyond a row's length, NaN included, does not affect its output.
     """
 

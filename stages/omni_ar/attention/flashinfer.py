@@ -30,7 +30,7 @@ class FlashInferAttention:
     FlashInfer plans on the host, from exact lengths. The host knows the lengths of prefill rows, and their steps are
     not captured. Only the device knows the exact length of a decode row, and a captured step cannot be planned again,
     so decode rows have no plan and their graphs serve rows of any length. One plan serves all layers of a step. A plan
-    includes what `AttentionFeatures` vary from layer to layer, so layers with any are refused.
+    includes all fields of `AttentionFeatures`, which vary from layer to layer, so layers with any are refused.
 
     A plan is copied to the device from its wrapper's host memory, in stream order. Consecutive steps therefore use the
     wrappers in turn: no wrapper is planned again before its last plan has been copied.

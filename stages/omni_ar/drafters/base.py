@@ -43,9 +43,10 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureShape:
-    """What a drafter reads of the stage's forward.
+    """The hidden states of the stage that a drafter reads.
 
-    layers: numbers of the hidden states, as in `ArOptions.hidden_layers`. width: H, of what `PagedDrafter.features` makes of them.
+    layers: numbers of the hidden states, as in `ArOptions.hidden_layers`. width: H, of the features that `PagedDrafter.features`
+    makes of them.
     """
 
     layers: tuple[int, ...]
@@ -54,13 +55,13 @@ class FeatureShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPages:
-    """What a drafter with keys and values of its own needs of the rows of a step, on the device.
+    """Device state of a step's rows, for a drafter with its own keys and values.
 
     cache: keys and values of the drafter's layers, in blocks that have the numbers of the stage's. columns: the fields of every row
-    of the stage; only an `active` row may write, and at most `limit - outputs - 1` places behind its newest token. block_table_NM:
-    blocks of every row. blocks: maximum number of blocks in use of a row of the batch. features_NJH: features of the newest tokens
-    that the stage's forward has run for each row; first_N: int64, index of the first of these tokens. Both None for a drafter
-    without features.
+    of the stage; only an `active` row may write, and at most `limit - outputs - 1` positions after its newest token.
+    block_table_NM: blocks of every row. blocks: maximum number of blocks in use of a row of the batch. features_NJH: features of
+    the newest tokens that the stage's forward has run for each row; first_N: int64, index of the first of these tokens. Both None
+    for a drafter without features.
     """
 
     cache: KVCache
@@ -76,10 +77,10 @@ class RowPages:
 class DraftRows:
     """The rows of a decode step, or those that a step has sampled, on the device. Read only, but for `drafts_NK` and `proposed_N`.
 
-    rows_R: int64, indexes of the rows in the stage. text_NL: int32, prompt and output of every row of the stage; behind them what
-    `Drafter.foresee` gave, then -1; the last column has no meaning. length_N: int64, index of the newest token. drafts_NK: int64,
-    the drafts to be written: ids of the stage's vocabulary; an id outside of it, and all drafts behind it, are not verified.
-    proposed_N: int64, their number, to be written for each row of the batch. pages: of a `PagedDrafter`.
+    rows_R: int64, indexes of the rows in the stage. text_NL: int32, prompt and output of every row of the stage; after them the
+    text that `Drafter.predicted_tokens` gave, then -1; the last column has no meaning. length_N: int64, index of the newest token.
+    drafts_NK: int64, the drafts to be written: ids of the stage's vocabulary; an id outside of it, and all drafts after it, are not
+    verified. proposed_N: int64, their number, to be written for each row of the batch. pages: of a `PagedDrafter`.
     """
 
     rows_R: Tensor
@@ -92,7 +93,7 @@ class DraftRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftChunks:
-    """A step with prefill chunks, behind the stage's forward, on the device.
+    """A step with prefill chunks, after the stage's forward, on the device.
 
     batch: that of the forward, with the drafter's keys and values: first the decode rows' newest tokens, then the chunks' tokens,
     then perhaps padding. rows_P4: int64, row, first token in the batch, length and context of each chunk; a length of 0 is unused.
@@ -130,7 +131,7 @@ class Drafter(ABC):
         on another. A row may be in the batch several times, if it is finished.
         """
 
-    def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+    def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
         """Token ids that may follow a request's first outputs, for `DraftRows.text_NL`; called when its row starts, and again when
         it starts again after a preemption. On the host; must be fast."""
         return ()
@@ -141,10 +142,10 @@ class Drafter(ABC):
 
 class PagedDrafter(Drafter):
     """A drafter with weights, and with keys and values of its own, which are in pages beside those of the stage: of the same
-    blocks, so that they are allocated, freed, and shared by a common prefix with them. Keys and values behind a row's newest token
+    blocks, so that they are allocated, freed, and shared by a common prefix with them. Keys and values after a row's newest token
     may be written for any draft: they are overwritten before they are read.
 
-    `draft` runs in steps that verify drafts; with pipeline parallelism, behind their tokens and those of prompts. No step without
+    `draft` runs in steps that verify drafts; with pipeline parallelism, after their tokens and those of prompts. No step without
     drafts reads or writes its pages, but those with prefill chunks.
     """
 
@@ -162,7 +163,7 @@ class PagedDrafter(Drafter):
         return None
 
     def features(self, states_TX: Tensor) -> Tensor:
-        """`[T, H]` of hidden states of `FeatureShape.layers`, side by side. In a device phase, behind the stage's forward."""
+        """`[T, H]` of hidden states of `FeatureShape.layers`, side by side. In a device phase, after the stage's forward."""
         raise NotImplementedError
 
     @abstractmethod

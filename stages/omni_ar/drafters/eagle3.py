@@ -1,5 +1,5 @@
 """EAGLE-3 heads (Li et al., 2025, arXiv:2503.01840): one decoder layer over three hidden states of the stage and the embedding of
-the token behind them, with a vocabulary of its own, the most frequent ids.
+the token after them, with a vocabulary of its own, the most frequent ids.
 
 Shape legend: as in `omni_ar.drafters.model`; D width of the head, which is that of its features; V ids of its vocabulary.
 """
@@ -41,7 +41,7 @@ _MODEL = "model."
 _PLACES = {"midlayer.": "midlayer.", "layers.0.": "midlayer."} | {
     f"{part}.": f"{part}." for part in ("fc", "norm", "lm_head", "embed_tokens")
 }
-"""The place in the head of weights, by what their names begin with."""
+"""The module of the head for each prefix of weight names."""
 _TARGETS = "d2t"
 _TABLES = (_TARGETS, "t2d")
 _UNSUPPORTED_FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "parallel_drafting")
@@ -60,7 +60,7 @@ class Eagle3Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
     """vocab_size: of the stage that the head was trained for. draft_size: V. target_width: of the stage's hidden states.
-    norm_before_residual: whether the residual stream begins behind the norm of the features."""
+    norm_before_residual: whether the residual stream begins after the norm of the features."""
 
     decoder: DecoderConfig
     vocab_size: int
@@ -84,7 +84,7 @@ class Eagle3Layer(nn.Module):
         self._norm_before_residual = norm_before_residual
 
     def forward(self, embedded_TD: Tensor, features_TD: Tensor, *attention: object) -> Tensor:
-        """`[T, D]`. attention: arguments of `self_attn` behind the output of `qkv_proj`."""
+        """`[T, D]`. attention: arguments of `self_attn` after the output of `qkv_proj`."""
         normed_TD = self.hidden_norm(features_TD)
         x_TD = normed_TD if self._norm_before_residual else features_TD
         qkv_TX = self.self_attn.qkv_proj(torch.cat((self.input_layernorm(embedded_TD), normed_TD), 1))
@@ -94,7 +94,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Head(DraftModel):
-    """layers: numbers of the hidden states it reads. vocabulary: for what it has no weights of its own."""
+    """layers: numbers of the hidden states it reads. vocabulary: for the parts that it has no weights of its own for."""
 
     def __init__(
         self,
@@ -334,7 +334,7 @@ class _OwnWeights:
         published = {name.removeprefix(_MODEL): name for name in checkpoint.names()}
         for local, name in published.items():
             if local not in _TABLES and not local.startswith(tuple(_PLACES)):
-                raise CheckpointError(name, "is no weight of a supported EAGLE-3 head", _OTHER_HEAD)
+                raise CheckpointError(name, "is not a weight of a supported EAGLE-3 head", _OTHER_HEAD)
         for name, span in checkpoint.spans([name for local, name in published.items() if local not in _TABLES]):
             if span.dtype not in _DTYPES:
                 problem = f"is {str(span.dtype).removeprefix('torch.')}: quantized weights are not supported"

@@ -1,7 +1,7 @@
 """Drafts of a chosen acceptance rate, for tests and benchmarks. A request is run twice: the first time without drafts, and its
 output is remembered; from then on, an equal request (prompt, sampling parameters with a seed or at temperature 0) gets drafts from
 that output, each correct with the chosen probability. Forward, sampling and verification are those of any other drafter, so the
-second run's tokens are those of the first whatever the drafts are."""
+second run's tokens are those of the first for any drafts."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -38,16 +38,16 @@ class FabricatedDrafter(Drafter):
         text_NL, drafts = rows.text_NL, rows.drafts_NK.shape[1]
         index_K = torch.arange(1, 1 + drafts, device=rows.rows_R.device)
         at_RK = rows.length_N.index_select(0, rows.rows_R)[:, None] + index_K
-        # No draft is verified so far behind the text that it comes from the last column, which has no meaning.
+        # No draft is verified so far after the text that it comes from the last column, which has no meaning.
         drafts_RK = text_NL.index_select(0, rows.rows_R).gather(1, at_RK.clamp(max=text_NL.shape[1] - 1)).long()
         rows.drafts_NK.index_copy_(0, rows.rows_R, drafts_RK)
         rows.proposed_N.index_copy_(0, rows.rows_R, (drafts_RK >= 0).long().cumprod(1).sum(1))
 
-    def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+    def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
         known = self._known.get(_key(request))
         if known is None or known[: len(outputs)].tolist() != list(outputs):
             return ()
-        # A draft is right or wrong by its place in the output, in whichever step it is verified.
+        # A draft is right or wrong by its position in the output, in any step.
         random = np.random.default_rng((self._args.seed, request.ids_T.size))
         is_wrong = random.random(known.size) >= self._args.rate
         drafts: list[int] = np.where(is_wrong, (known + 1) % self._setup.vocab_size, known)[len(outputs) :].tolist()

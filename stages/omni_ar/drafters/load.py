@@ -71,7 +71,7 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
 
 
 def _check_features(field: str, drafter: PagedDrafter, setup: DraftSetup) -> None:
-    """Raises PluginError for a drafter that reads hidden states that the stage lacks, and what `PagedDrafter.features` raises for
+    """Raises PluginError for a drafter that reads hidden states that the stage lacks, and the errors of `PagedDrafter.features` for
     states of the stage's width."""
     shape, context, stage = drafter.feature_shape, setup.context, setup.model.shape
     if shape is None:

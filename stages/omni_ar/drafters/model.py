@@ -47,7 +47,7 @@ class DraftModel(nn.Module, ABC):
 
     @abstractmethod
     def propose(self, hidden_RD: Tensor) -> Tensor:
-        """The likeliest id, int64 `[R]`, behind each entry, in the vocabulary of the stage."""
+        """The likeliest id, int64 `[R]`, after each entry, in the vocabulary of the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Entries:
 
 
 class ModelDrafter(PagedDrafter):
-    """Drafts of a `DraftModel`: its likeliest id behind the newest token, the likeliest behind that, and so on."""
+    """Drafts of a `DraftModel`: its likeliest id after the newest token, the likeliest after that, and so on."""
 
     def __init__(self, model: DraftModel, drafts: int) -> None:
         """drafts: K."""
@@ -119,7 +119,7 @@ class ModelDrafter(PagedDrafter):
     def prefill(self, chunks: DraftChunks) -> None:
         meta = chunks.batch.attention
         row_T, index_T = _chunk_tokens(chunks.rows_P4, meta.slots_T.shape[0])
-        # Behind the last token of a prompt there is none yet: that entry is written again by `draft`.
+        # After the last token of a prompt there is none yet: that entry is written again by `draft`.
         ids_T = chunks.text_NL[row_T, index_T + self._shift].long().clamp(min=0)
         ids_T[: meta.num_decode] = chunks.ids_R
         index_T[: meta.num_decode] = (chunks.lengths_R - 1).clamp(min=0)
@@ -127,7 +127,7 @@ class ModelDrafter(PagedDrafter):
 
     def _propose(self, hidden_RD: Tensor) -> Tensor:
         given, code = self._model.propose(hidden_RD), self._model.propose
-        shape, hint = (hidden_RD.shape[0],), "return the likeliest id behind each entry"
+        shape, hint = (hidden_RD.shape[0],), "return the likeliest id after each entry"
         return returned_tensor(given, "propose", code=code, shape=shape, dtype=torch.int64, hint=hint)
 
     def _follow(self, rows: DraftRows) -> tuple[Tensor, Tensor]:
@@ -147,7 +147,7 @@ class ModelDrafter(PagedDrafter):
             features_REH, first_R, count = None, newest_R - 1, 2
         index_RE = first_R[:, None] + torch.arange(count, device=rows_R.device)
         valid_RE = active_R[:, None] & (index_RE <= newest_R[:, None])
-        # Of a row without features, `first_N` is far behind its text.
+        # Of a row without features, `first_N` is far beyond its text.
         at_RE = (index_RE + self._shift).clamp(max=rows.text_NL.shape[1] - 1)
         ids_RE = rows.text_NL[rows_R[:, None], at_RE].long()
         hidden_RED = self._run(_Entries(index_RE, valid_RE, ids_RE, features_REH), rows)

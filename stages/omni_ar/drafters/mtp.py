@@ -1,5 +1,5 @@
 """Multi-token prediction (Gloeckle et al., 2024, arXiv:2404.19737) by a head in the stage's own checkpoint, in the sequential form
-of Liu et al., 2024, arXiv:2412.19437: one layer more, over the stage's final hidden state and the embedding of the token behind
+of Liu et al., 2024, arXiv:2412.19437: one layer more, over the stage's final hidden state and the embedding of the token after
 it.
 
 Shape legend: as in `omni_ar.drafters.model`; D width of the stage, which is that of the features.
@@ -28,7 +28,7 @@ _LAYER = "layers.0."
 
 
 class MtpArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """prefix: what the names of the head's weights begin with in the stage's checkpoint."""
+    """prefix: the prefix of the head's weight names in the stage's checkpoint."""
 
     prefix: str = "mtp."
 
@@ -90,7 +90,7 @@ def load_head(args: MtpArgs, setup: DraftSetup) -> MtpHead:
     """The head on the stage's device, weights loaded; random ones for load format `"dummy"`."""
     context, model = setup.context, setup.model
     if not isinstance(model, TextModel):
-        problem = f"is 'mtp', and {type(model).__name__} is no `TextModel`, whose layers the head's is as"
+        problem = f"is 'mtp', and {type(model).__name__} is not a `TextModel`, whose layers the head's is as"
         raise ConfigError(f"{context.stage.name}.drafter", problem, "leave it out, or use another drafter")
     config, last = model.decoder_config, model.decoder_config.num_layers - 1
     dense = last in config.dense_layers

@@ -216,7 +216,7 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_TD: Tensor, delta_TD: Delta | None, *attention: object) -> tuple[Tensor, Delta]:
         """Maps the residual stream `[T, D]` and its pending addition, from the previous layer, to those of this layer. delta_TD:
-        `[T, D]`, possibly in parts, which `residual_sum` adds up; None for none. attention: arguments of `self_attn` behind the
+        `[T, D]`, possibly in parts, which `residual_sum` adds up; None for none. attention: arguments of `self_attn` after the
         output of `qkv_proj`."""
         qkv_TX, x_TD = self.input_layernorm.norm_linear(self.self_attn.qkv_proj, x_TD, delta_TD)
         attended_TD = self.self_attn(qkv_TX, *attention)

@@ -76,7 +76,7 @@ class TextModel(ArModel):
             if held == [f"{output}weight"]:
                 prefixes = {output: "embed_tokens."} | prefixes
             elif len(held) == 2 and not context.checkpoint.equal(*held):
-                _log.warning("%s is not %s, so they are not tied, whatever config.json says", *reversed(held))
+                _log.warning("%s is not %s, so they are not tied, in spite of config.json", *reversed(held))
                 self._tied = False
                 if isinstance(self.lm_head, Linear):
                     untied = torch.empty_like(self.embed_tokens.weight)

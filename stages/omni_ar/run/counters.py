@@ -1,4 +1,4 @@
-"""What a stage counts of one request."""
+"""Counts of a request at a stage."""
 
 from omni_ar.run.request import ArRequest
 

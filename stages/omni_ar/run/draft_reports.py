@@ -1,4 +1,4 @@
-"""How many drafts the next step of a request is worth, by what the device reports of its steps."""
+"""Number of drafts worth verifying in the next step of a request, by the device's reports on its steps."""
 
 from collections import deque
 

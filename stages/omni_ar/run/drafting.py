@@ -30,9 +30,9 @@ from omni_ar.run.state import Resources
 
 @dataclass(frozen=True, slots=True)
 class FeatureBuffers:
-    """Hidden states of the stage for its drafter. shape: what the drafter reads.
+    """Hidden states of the stage for its drafter. shape: of the states that the drafter reads.
 
-    states_TX: of the tokens of one step, `FeatureShape.layers` side by side. features_TH: what the drafter makes of them. rows_NJH,
+    states_TX: of the tokens of one step, `FeatureShape.layers` side by side. features_TH: the drafter's features of them. rows_NJH,
     first_N: `RowPages.features_NJH` and `first_N`.
     """
 
@@ -82,7 +82,7 @@ class Drafting:
         return [] if self._is_late else self.late(rows_R, blocks, cache)
 
     def late(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
-        """Drafts for the next step of rows, behind the tokens of this one. As `proposals` otherwise."""
+        """Drafts for the next step of rows, after the tokens of this one. As `proposals` otherwise."""
         return [Launch.of(draft_tokens, self._drafter, self._rows(rows_R, blocks, cache))]
 
     def follows(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
@@ -94,7 +94,7 @@ class Drafting:
         return [Launch.of(follow_tokens, self._paged, self._rows(rows_R, blocks, cache))]
 
     def prefills(self, batch: Batch, rows_P4: Tensor, padded_shape: PaddedShape, cache: KVCache | None) -> list[Launch]:
-        """The keys and values of chunks' tokens, behind the forward of `batch`."""
+        """The keys and values of chunks' tokens, after the forward of `batch`."""
         if self._paged is None:
             return []
         assert cache is not None
@@ -115,7 +115,7 @@ class Drafting:
 
     def keeps(self, rows_R: Tensor, drafts: int) -> list[Launch]:
         """Keeps the features of the tokens and drafts of a step without chunks, which the next step's drafts need. A step without
-        drafts makes none, and earlier ones are of no use behind it."""
+        drafts makes none, and earlier ones are of no use after it."""
         features = self._features
         if features is None:
             return []
@@ -127,7 +127,7 @@ class Drafting:
         return [Launch.of(keep_features, self._paged, features.states_TX[:count], rows_R, length_N, *self._kept)]
 
     def keeps_chunks(self, rows_R: Tensor, rows_P4: Tensor) -> list[Launch]:
-        """As `keeps`, of decode rows and of the last token of each chunk, behind `prefills`."""
+        """As `keeps`, of decode rows and of the last token of each chunk, after `prefills`."""
         features = self._features
         if features is None:
             return []

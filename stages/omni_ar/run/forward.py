@@ -53,7 +53,8 @@ class ChunkStep:
 
 
 class ForwardLaunches(NamedTuple):
-    """inputs: up to the input embeddings. forward: what needs the hidden states of the layers before, and what follows it."""
+    """inputs: up to the input embeddings. forward: the work that needs the hidden states of the layers before, and the work after
+    it."""
 
     inputs: list[Launch]
     forward: list[Launch]
@@ -200,7 +201,7 @@ class Forward:
         )
 
     def _prepare_decodes(self, rows_R: Tensor, blocks: int, drafts: int, pages: Pages) -> list[Launch]:
-        """The inputs of decode rows that no chunks join. Drafts are made behind the token point of the step before. A drafter
+        """The inputs of decode rows that no chunks join. Drafts are made after the token point of the step before. A drafter
         without weights also runs where no draft is verified: the first is compared with the token."""
         stage, drafting = self._stage, self._drafting
         if not stage.limits.drafts:
@@ -352,7 +353,7 @@ class CapturedChunks:
         return self._graphs.find(bool(plan.decodes), plan.chunk_tokens)[1]
 
     def launch(self, step: ChunkStep, pages: Pages, receive: Callable[[], None]) -> None:
-        """Launches inputs and forward of a step in a captured forward's padded shape. receive: launches what comes between them."""
+        """Launches inputs and forward of a step in a captured forward's padded shape. receive: launches the work between them."""
         captured = self._graphs.find(step.padded_shape.decodes > 0, step.padded_shape.tokens)[1]
         assert captured is not None, "`find` gave its shape"
         self._stage.device.enqueue(self._stage.stream, self._forward.fill(step, captured.buffers, pages))

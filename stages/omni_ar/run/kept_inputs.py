@@ -27,7 +27,7 @@ class KeptInputs:
         self._areas_AX = device.zeros((areas, 2 * limits.rows), torch.int64)
 
     def launch(self, upload: Upload | None, step: StepLaunch) -> None:
-        """Launches what puts the step's inputs into the upload's buffer. upload: None if they are on the device already."""
+        """Launches the copy of the step's inputs into the upload's buffer. upload: None if they are on the device already."""
         if upload is not None:
             self._uploader.launch(upload)
         if step.area is None:

@@ -36,7 +36,7 @@ class LateDrafts:
         self._graphs.add(None, size, graph)
 
     def launch(self, context: StepContext, cache: KVCache | None) -> bool:
-        """Drafts of a step's sampled rows, behind their tokens. Returns whether any are made."""
+        """Drafts of a step's sampled rows, after their tokens. Returns whether any are made."""
         if not context.draft_blocks:
             return False
         graph = self._graphs.find(None, context.padded)[1] if context.padded is not None else None

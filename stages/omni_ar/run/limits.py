@@ -59,7 +59,7 @@ class Limits:
 
     @property
     def null_vector(self) -> int:
-        """Index of the zeros, for steps without a vector, behind the vectors of all rows."""
+        """Index of the zeros, for steps without a vector, after the vectors of all rows."""
         return self.rows * self.max_step_vectors
 
     @property

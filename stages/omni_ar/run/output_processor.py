@@ -18,7 +18,7 @@ from omni.stage import Outbound, Produced, method_name
 from omni.utils.draft_counts import DraftCounts
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.sampling.state import Need
-from omni_ar.kernels.step.draft_state import REPORTED
+from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, REPORTED, STATUS, DraftHandoffFields
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks.pool import BlockTable
 from omni_ar.run.held_tokens import HeldTokens
@@ -182,11 +182,11 @@ class OutputProcessor:
                 request.draft_reports.read()
         step, scored, drafts = read.step, list[_Scored](), DraftCounts()
         results = _read_tokens(step.tokens, len(step.rows)) if step.tokens is not None else []
-        for row, (scheduled, (status, count, *ids)) in enumerate(zip(step.rows, results, strict=True)):
-            request, verified = scheduled.request, 0
+        for row, (scheduled, result) in enumerate(zip(step.rows, results, strict=True)):
+            request, count, verified = scheduled.request, result[NUM_TOKENS], 0
             self.further_tokens += max(count - 1, 0)
             if self.drafts.drafted:
-                verified, worthwhile = ids[-REPORTED:]
+                verified, worthwhile = DraftHandoffFields(*result[-REPORTED:])
                 if step.proposes:
                     request.draft_reports.report(worthwhile)
                 _correct_bounds(scheduled, step.drafts, count)
@@ -195,7 +195,7 @@ class OutputProcessor:
                 continue
             is_scored = request.sampling.logprobs is not None and request.finish_reason is None
             first = len(request.outputs)
-            taken, reason = self._process(scheduled, RowStatus(status), ids[:count], step.payload)
+            taken, reason = self._process(scheduled, RowStatus(result[STATUS]), result[IDS : IDS + count], step.payload)
             if taken and step.drafts:
                 # A request's last token counts as no draft, as at `max_tokens`: whether the id that stopped it was the draft in its
                 # place is known on the device alone. So the step gave `1 + accepted` tokens, however the request ended.
@@ -254,8 +254,8 @@ class OutputProcessor:
             if taken is not None:
                 return taken, "stop"
         if request.table is None:
-            request.reset_for_recompute()  # preempted meanwhile: it continues behind these tokens
-        if status.over:
+            request.reset_for_recompute()  # preempted meanwhile: it continues after these tokens
+        if status.finished:
             self.emit_withheld(request)
             return len(ids), status.reason
         if request.host_processors:
@@ -312,7 +312,7 @@ class OutputProcessor:
     def _withhold(self, request: ArRequest, verdict: StopVerdict, token: WithheldToken) -> bool:
         """Emits the tokens that cannot be part of a stop string. Returns whether a stop string ends the request."""
         request.withheld.append(token)
-        self.emit_withheld(request, verdict.held)
+        self.emit_withheld(request, verdict.withheld)
         return verdict.stopped
 
     def _hidden(self, scheduled: Scheduled, written: Written) -> Produced:
@@ -368,7 +368,7 @@ class OutputProcessor:
 
 
 def _read_tokens(handoff: TokenHandoff, count: int) -> list[list[int]]:
-    """Returns each row's status, number of tokens, tokens, and `REPORTED` values of its drafts, and frees the slot."""
+    """Returns the columns of each row, and frees the slot."""
     results: list[list[int]] = handoff.host.read()[:count].tolist()
     handoff.host.release()
     return results

@@ -274,10 +274,10 @@ def _draft_fields(request: ArRequest, limits: Limits) -> DraftFields[int]:
 
 
 def _text(request: ArRequest, drafter: Drafter) -> NDArray[np.int64]:
-    """Prompt and output of a request, then what may follow."""
+    """Prompt and output of a request, then the text that may follow."""
     assert request.prompt is not None
-    told = drafter.foresee(request.for_drafter, request.outputs) if not request.undrafted else ()
-    return np.concatenate([request.prompt.columns[0], np.array([*request.outputs, *told], np.int64)])
+    predicted = drafter.predicted_tokens(request.for_drafter, request.outputs) if not request.undrafted else ()
+    return np.concatenate([request.prompt.columns[0], np.array([*request.outputs, *predicted], np.int64)])
 
 
 def most_drafts(request: ArRequest, limits: Limits) -> int:

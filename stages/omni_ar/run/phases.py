@@ -1,6 +1,6 @@
 """The phases of a step: functions over preallocated buffers. None synchronizes. docs/step.md has their order.
 
-Those behind the token point are in `late_phases`, those with kernels of their own in `omni_ar.kernels.step`.
+Those after the token point are in `late_phases`, those with kernels of their own in `omni_ar.kernels.step`.
 
 Shape legend: R rows of the batch, K ids of a row (one, plus drafted ones), T tokens, S step columns, V vocabulary, W
 handoff fields, E width of step vectors, G code groups.
@@ -75,7 +75,7 @@ def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
 
 
 def place_chunks(targets: Sequence[Tensor], uploaded: Sequence[Tensor]) -> None:
-    """Copies the uploaded positions and slots of chunks' tokens into the forward's buffers, behind those of decode rows."""
+    """Copies the uploaded positions and slots of chunks' tokens into the forward's buffers, after those of decode rows."""
     for target, source in zip(targets, uploaded, strict=True):
         target.copy_(source)
 
@@ -269,7 +269,7 @@ def sample_positions(
     sampled_RJ: Tensor,
 ) -> None:
     """Draws the id of each position of each row, as plain decoding would if the drafts before it are accepted: a draw depends on
-    its place in the output alone. -1 where no id is possible."""
+    its position in the output alone. -1 where no id is possible."""
     assert state.drafts is not None
     if edits is None and not flags.processors and runs_kernel(logits_XV):
         given, out_X = (logits_XV, state.sampling, rows_R, state.columns.outputs), sampled_RJ.view(-1)

@@ -1,6 +1,6 @@
-"""Transfers between the parts of a sequence of layers (pipeline parallelism): hidden states to the layers behind, and the tokens
+"""Transfers between the parts of a sequence of layers (pipeline parallelism): hidden states to the layers after, and the tokens
 that were sampled there back to the layers before. Each has a stream and a communicator of its own, so the main stream waits for
-neither until a phase reads what arrives.
+neither until a phase reads the arrived tensors.
 
 | buffer | written by | read by | free again |
 |---|---|---|---|
@@ -105,7 +105,7 @@ def accept_received(state: RowState, arrivals: PendingReceives, message: TokenMe
 
 
 class HiddenTransfers:
-    """The boundaries of this rank's layers to those of the ranks before and behind."""
+    """The boundaries of this rank's layers to those of the ranks before and after."""
 
     def __init__(self, stage: Resources, pipeline: PipelineRank, feature_layers: Sequence[int] = ()) -> None:
         """feature_layers: `FeatureShape.layers` of the stage's drafter."""
@@ -158,7 +158,7 @@ class HiddenTransfers:
         self._arriving.drain(self._arriving.fill(transfer), take)
 
     def send(self, tokens: int) -> None:
-        """Launches the transfer of what the step's forward has left in the buffer of its boundary."""
+        """Launches the transfer of the forward's results in the buffer of its boundary."""
         sent, stage = self._sent, self._stage
         if sent is None:
             return
@@ -177,8 +177,8 @@ class TokenSender:
     """Sends the tokens of each step from the rank with the last layers to the others.
 
     A slot is filled again as many steps later as there are parts of the sequence of layers, and needs no event for that: by then
-    each other rank has accepted what was sent from it, before the layers of the step (`ReceivedTokens.begin`), whose hidden states
-    come here before its tokens are sampled."""
+    each other rank has accepted the tokens sent from it, before the layers of the step (`ReceivedTokens.begin`), whose hidden
+    states come here before its tokens are sampled."""
 
     def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline

@@ -37,7 +37,7 @@ _SCORED = msgspec.structs.replace(EVERY_PARAMETER, prompt_logprobs=MAX_LOGPROBS)
 
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
     """Launches steps: a decode of all rows at full length, also with drafts; the maximum of prompt tokens, in the longest chunks
-    behind the longest contexts, beside such decodes; and the maximum of scored prompt tokens. Every block is the null block. Waits
+    after the longest contexts, beside such decodes; and the maximum of scored prompt tokens. Every block is the null block. Waits
     for each step. Leaves the rows' state undefined: the runner must not be used afterwards."""
     requests = [_request(row, shape, limits, EVERY_PARAMETER) for row in range(limits.rows)]
     # A chunk with context needs a mask; a whole prompt does not.

@@ -274,7 +274,7 @@ class ArRequest:
 
     @property
     def undrafted(self) -> bool:
-        """Whether its steps verify no drafts: what its logits processors do depends on each token."""
+        """Whether its steps verify no drafts: the effect of its logits processors depends on each token."""
         return bool(self.host_processors or self.flags.processors)
 
     @property

@@ -364,7 +364,7 @@ class Runner:
             self._transfers.receive_hidden()
 
     def sample_tokens(self, context: StepContext) -> SampledStep:
-        """Launches logits and sampling, hands the tokens over, then launches the work behind the handoff."""
+        """Launches logits and sampling, hands the tokens over, then launches the work after the handoff."""
         tokens = None
         if context.count and self._codes is not None and self._codes.precedes_tokens:
             tokens = self.source.sample(context, self._predict_codes)

@@ -248,7 +248,7 @@ class Scheduler:
         return None
 
     def _can_start(self, request: ArRequest) -> bool:
-        # The host first reads a preempted request's steps in flight: the request starts behind them, so no token is
+        # The host first reads a preempted request's steps in flight: the request starts after them, so no token is
         # generated twice.
         if request.paused or request.steps_in_flight or (request.wants_scores and not self._can_score):
             return False

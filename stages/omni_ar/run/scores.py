@@ -10,6 +10,7 @@ from torch import Tensor
 
 from omni.device import Downloader, PackedSpan
 from omni.payload import TokenLogprobs
+from omni_ar.kernels.step.handoff import IDS
 from omni_ar.run.late_phases import copy_scores, score_prompt, score_tokens
 from omni_ar.run.launch import StepLaunch
 from omni_ar.run.state import Resources
@@ -49,7 +50,7 @@ class Scorer:
         scores = buffers.scores[self.downloads.next_slot, :total]
         launch, stream = stage.device.launch, stage.stream
         if rows:
-            ids_R = buffers.sampled_N[:rows] if stage.limits.drafts else buffers.accepted_NW[:rows, 2]
+            ids_R = buffers.sampled_N[:rows] if stage.limits.drafts else buffers.accepted_NW[:rows, IDS]
             launch(stream, score_tokens, buffers.logits_NV[:rows], ids_R, context.logprobs, scores[:rows])
         if prompt is not None:
             given = (prompt.hidden_sD, prompt.ids_s, prompt.count, _LOGITS_AT_ONCE)

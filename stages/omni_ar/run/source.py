@@ -10,6 +10,7 @@ from omni.device.graphs import CapturedGraphs
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.kernels.step.dispatch import accept_tokens, post_update
 from omni_ar.kernels.step.drafts import accept_drafts, record_drafts
+from omni_ar.kernels.step.handoff import IDS
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.phases import HAND_OVER, compute_logits, mark_nan, sample_positions, sample_rows, set_counter
 from omni_ar.run.state import NOT_FINITE, Resources
@@ -110,7 +111,7 @@ class LocalTokens:
         hidden_RD, logits_RV, accepted_RW = (
             all_rows[:count] for all_rows in (buffers.hidden, buffers.logits_NV, buffers.accepted_NW)
         )
-        ids_R = accepted_RW[:, 2]
+        ids_R = accepted_RW[:, IDS]
         check = [Launch.of(mark_nan, logits_RV, ids_R, NOT_FINITE)] if stage.limits.check_logits else []
         return [
             Launch.of(compute_logits, stage.model, hidden_RD, logits_RV),

@@ -24,7 +24,8 @@ from omni.sampling import MAX_LOGPROBS
 from omni_ar.attention import KVCache
 from omni_ar.drafters import CacheShape, Drafter, PagedDrafter
 from omni_ar.kernels.sampling.state import SamplingState
-from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, LEAST_RATE, REPORTED, DraftState
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, LEAST_RATE, DraftState
+from omni_ar.kernels.step.handoff import handoff_width
 from omni_ar.kernels.step.state import ROW_FIELDS, RowState, StepBuffers
 from omni_ar.model import ArModel, ArShape, CodecModel
 from omni_ar.processors import NamedProcessor
@@ -52,7 +53,7 @@ def allocate_rows(
         block_table=device.zeros((rows, limits.max_blocks), torch.int64),
         next_codes=device.zeros((rows, next_width(model)), dtype),
         conditioning=device.zeros((limits.null_vector + 1, model.shape.step_width), dtype),
-        handoff=device.shared((limits.ring, rows, handoff_width(limits)), torch.int64),
+        handoff=device.shared((limits.ring, rows, handoff_width(limits.step_ids, limits.drafts > 0)), torch.int64),
         counter=device.zeros((1,), torch.int64),
         sampling=SamplingState.allocate(
             device.zeros, rows, model.shape.vocab_size, {p.name: p.width for p in processors}
@@ -68,14 +69,9 @@ def _allocate_drafts(device: Device, limits: Limits, shape: ArShape) -> DraftSta
         drafts=device.zeros((rows, limits.drafts), torch.int64),
         fields=device.zeros((rows, DRAFT_FIELDS), torch.int64),
         adaptive=limits.adaptive_drafts,
-        # Behind the first, a draft costs a dense model no more than the padding in its place; other experts have to be read.
+        # After the first, a draft costs a dense model no more than the padding in its place; other experts have to be read.
         further_rate=LEAST_RATE if shape.has_experts else 0,
     )
-
-
-def handoff_width(limits: Limits) -> int:
-    """Number of int64 of a row in a handoff: its status, its number of tokens, and those; then what drafts report."""
-    return 2 + limits.step_ids + (REPORTED if limits.drafts else 0)
 
 
 def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype: torch.dtype) -> StepBuffers:
@@ -94,7 +90,7 @@ def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype:
         logits_NV=device.zeros((rows, shape.vocab_size), shape.logits_dtype or dtype),
         codes_ND=device.zeros((rows, next_width(model)), dtype),
         sampled_N=integers(rows if limits.drafts else 0),
-        accepted_NW=integers(limits.rows, handoff_width(limits)),
+        accepted_NW=integers(limits.rows, handoff_width(limits.step_ids, limits.drafts > 0)),
         scores=integers(limits.ring, rows + limits.scored_tokens, SCORE_FIELDS),
     )
 

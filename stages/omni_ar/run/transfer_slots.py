@@ -64,7 +64,7 @@ class SlotRing:
         self._filling, self._emptying = filling, emptying
 
     def fill(self, launch: Callable[[tuple[Tensor, ...]], None]) -> Slot:
-        """The next slot, filled by what `launch` enqueues."""
+        """The next slot, filled by the work that `launch` enqueues."""
         slot = next(self._slots)
         self._device.wait(self._filling, slot.free)
         launch(slot.tensors)
@@ -72,7 +72,7 @@ class SlotRing:
         return slot
 
     def drain(self, slot: Slot, launch: Callable[[tuple[Tensor, ...]], None]) -> None:
-        """Frees a slot that was filled, behind what `launch` enqueues."""
+        """Frees a filled slot after the work that `launch` enqueues."""
         self._device.wait(self._emptying, slot.filled)
         launch(slot.tensors)
         slot.free = self._device.record(self._emptying)

@@ -74,11 +74,14 @@ Part = TypeVar("Part")
 _PARAMETERS = [(name, column.dtype.is_floating_point) for name, column in COLUMNS.items() if name in PARAMETERS]
 FLOAT_PARAMETERS = tuple(name for name, is_float in _PARAMETERS if is_float)
 INT_PARAMETERS = tuple(name for name, is_float in _PARAMETERS if not is_float)
-INTS = ("row", "needs", "sample_index", *INT_PARAMETERS)
+_INTS = {name: name for name in ("row", "needs", "sample_index")} | {
+    name: f"sampling.{name}" for name in INT_PARAMETERS
+}
+"""The columns of `StartParts.ints_nC` in order: name, and the attribute of a `StartingRow` with its value."""
 
 
 class StartParts(NamedTuple, Generic[Part]):
-    """The state of n starting rows, all int64, packed on the host or viewed on the device. ints_nC: columns as in `INTS`.
+    """The state of n starting rows, all int64, packed on the host or viewed on the device. ints_nC: columns as in `_INTS`.
     floats_nF: `FLOAT_PARAMETERS`, then, for each logits processor, whether the row uses it, and its parameters. floats_nF,
     biases_b: the bits of float64. stops_nS, recent_nL: as in `SamplingState`. seen_sM, forbidden_fM: bitmasks of ids, of rows
     seen_s and forbidden_f. counted_c: indices in the flattened `counts`; counts_c: their values. bias_at_b: indices in the
@@ -111,7 +114,7 @@ SamplingStart = StartParts[Tensor]
 
 def start_sampling(state: SamplingState, start: SamplingStart) -> None:
     floats_nF = start.floats_nF.view(torch.float64)
-    given = dict(zip(INTS, start.ints_nC.unbind(1), strict=True))
+    given = dict(zip(_INTS, start.ints_nC.unbind(1), strict=True))
     given |= zip(FLOAT_PARAMETERS, floats_nF[:, : len(FLOAT_PARAMETERS)].unbind(1), strict=True)
     rows = given["row"]
     for name, values in state.columns().items():
@@ -152,7 +155,7 @@ def _start_sets(state: SamplingState, rows_n: Tensor, start: SamplingStart) -> N
 
 Ids = NDArray[np.int64]
 _NO_IDS = np.empty(0, np.int64)
-_int_parameters = attrgetter(*INT_PARAMETERS)
+_ints = attrgetter(*_INTS.values())
 _float_parameters = attrgetter(*FLOAT_PARAMETERS)
 
 
@@ -160,7 +163,8 @@ _float_parameters = attrgetter(*FLOAT_PARAMETERS)
 class StartingRow:
     """A row to set up. sampling: as `resolve_sampling` returns it. seen: int64, prompt ids that the repetition penalty counts.
     history: int64, the prompt's ids in order, for bad words; may be empty. outputs: tokens generated so far, if the row was
-    preempted. sample_index: index among the request's samples. params: parameters of the row's device-side logits processors."""
+    preempted. sample_index: index among the request's samples. params: parameters of the row's device-side logits processors.
+    needs: bits of `Need`."""
 
     row: int
     sampling: SamplingParams
@@ -169,11 +173,15 @@ class StartingRow:
     outputs: Sequence[int] = ()
     sample_index: int = 0
     params: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    needs: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", needs_of(self.sampling))
 
 
 def start_size(vocab: int, max_model_len: int, processors: Sequence[NamedProcessor] = ()) -> int:
     """Maximum number of int64 in the upload of one starting row. max_model_len: maximum number of tokens of a row."""
-    settings = len(INTS) + len(FLOAT_PARAMETERS) + sum(1 + p.width for p in processors)
+    settings = len(_INTS) + len(FLOAT_PARAMETERS) + sum(1 + p.width for p in processors)
     settings += MAX_STOP_IDS + 1 + MAX_BAD_WORD_LENGTH
     sets = 2 * (1 + bitmask_size(vocab))
     counts = 2 * min(vocab, max_model_len)
@@ -184,22 +192,17 @@ def pack_sampling(
     upload: Upload, rows: Sequence[StartingRow], vocab: int, processors: Sequence[NamedProcessor] = ()
 ) -> PackedSampling:
     """Fills `upload`. rows: at least one. processors: the processors that the state was allocated for, in that order."""
-    needs = [needs_of(row.sampling) for row in rows]
 
     def that(need: int) -> list[StartingRow]:
-        return [row for row, bits in zip(rows, needs, strict=True) if bits & need]
+        return [row for row in rows if row.needs & need]
 
-    # In the order of `INTS`.
-    ints = [
-        [row.row, bits, row.sample_index, *_int_parameters(row.sampling)] for row, bits in zip(rows, needs, strict=True)
-    ]
     seen, forbidden = that(Need.REPETITION), that(Need.FORBIDDEN)
     counted = [(row.row, *np.unique(_outputs(row), return_counts=True)) for row in that(Need.COUNTS) if row.outputs]
     biases = [(row.row, row.sampling.logit_bias) for row in rows if row.sampling.logit_bias]
     # Bad words of several tokens.
     words = [(row.row, [word for word in row.sampling.bad_words_ids or () if len(word) > 1]) for row in rows]
     return StartParts(
-        ints_nC=upload.add(np.array(ints, np.int64)),
+        ints_nC=upload.add(np.array([_ints(row) for row in rows], np.int64)),
         floats_nF=upload.add_floats(np.array([_floats(row, processors) for row in rows], np.float64)),
         stops_nS=upload.add(np.stack([_stops(row) for row in rows])),
         recent_nL=upload.add(np.stack([_recent(row) for row in rows])),

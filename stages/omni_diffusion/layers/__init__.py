@@ -1,7 +1,7 @@
 """Modules for denoisers and renderers of latents."""
 
 from omni_diffusion.kernels.modulated_norm import GatedBranch
-from omni_diffusion.layers.block_attention import BlockAttention, BlockWindow, Surroundings
+from omni_diffusion.layers.block_attention import AttentionContext, BlockAttention, BlockWindow
 from omni_diffusion.layers.block_diffusion import BlockDenoiser, BlockDiffusion, RungeKutta
 from omni_diffusion.layers.block_transformer import BlockTransformer, FeedForward, ModulatedLayer
 from omni_diffusion.layers.upsampler import AliasFree, AliasFreeUpsampler, UpsamplerShape, upsampler_shape
@@ -9,6 +9,7 @@ from omni_diffusion.layers.upsampler import AliasFree, AliasFreeUpsampler, Upsam
 __all__ = [
     "AliasFree",
     "AliasFreeUpsampler",
+    "AttentionContext",
     "BlockAttention",
     "BlockDenoiser",
     "BlockDiffusion",
@@ -18,7 +19,6 @@ __all__ = [
     "GatedBranch",
     "ModulatedLayer",
     "RungeKutta",
-    "Surroundings",
     "UpsamplerShape",
     "upsampler_shape",
 ]

@@ -50,7 +50,7 @@ class BlockWindow:
     history: History | None
 
 
-class Surroundings:
+class AttentionContext:
     """Inputs shared by the layers of a step: rotary angles, and a bias of scores that masks missing keys."""
 
     def __init__(self, window: BlockWindow, frequencies_W: Tensor) -> None:
@@ -81,7 +81,7 @@ class Surroundings:
             heads.copy_(pairs.flatten(-2))
 
     def attend(self, qkv_UBKF3HW: Tensor, evaluation_B: Tensor, ahead: bool, past: int | None) -> Tensor:
-        """Attention to the own block, to the one before if `past` names the layer's history, and to the one behind if `ahead`.
+        """Attention to the own block, to the one before if `past` names the layer's history, and to the one after if `ahead`.
         Returns `[U * B * K, F, H, W]`."""
         before = None if past is None else self._remember(qkv_UBKF3HW[..., 1:, :, :], evaluation_B, past)
         return attend_blocks(qkv_UBKF3HW, self._bias, before, back=past is not None, ahead=ahead)
@@ -95,7 +95,7 @@ class Surroundings:
         before = history.kept_RELX[history.rows_B, evaluation_B, past].transpose(0, 1)
         row_B = torch.arange(kv.shape[1], device=kv.device)
         history.kept_RELX[history.rows_B, evaluation_B, past] = kv[:, row_B, history.last_B].transpose(0, 1)
-        # What the history has of another stream is hidden, but may be NaN: the row's own values take its place.
+        # Values of another stream in the history are hidden, but may be NaN: the row's own values take its place.
         return torch.where(history.read_B[:, None, None, None, None], before, kv[:, :, 0])
 
 
@@ -116,10 +116,10 @@ class BlockAttention(nn.Module):
         self.qkv = qkv
         self.to_out = nn.ModuleList([out])
 
-    def forward(self, x_UBKFD: Tensor, evaluation_B: Tensor, around: Surroundings) -> Tensor:
+    def forward(self, x_UBKFD: Tensor, evaluation_B: Tensor, context: AttentionContext) -> Tensor:
         """`[U, B, K, F, D]` to the same shape. evaluation_B: int64, each row's evaluation."""
         projected = self.qkv(x_UBKFD.flatten(0, 3)).view(*x_UBKFD.shape[:4], 3, self._heads, -1)
-        around.rotate(projected[..., :2, : self._rotary_heads, :])
-        attended_NFHW = around.attend(projected, evaluation_B, self._ahead, self.past)
+        context.rotate(projected[..., :2, : self._rotary_heads, :])
+        attended_NFHW = context.attend(projected, evaluation_B, self._ahead, self.past)
         y_TD: Tensor = self.to_out[0](attended_NFHW.flatten(0, 1).flatten(1))
         return y_TD.view(x_UBKFD.shape)

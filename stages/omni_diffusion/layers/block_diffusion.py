@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from omni_diffusion.layers.block_attention import BlockWindow, History, Surroundings
+from omni_diffusion.layers.block_attention import AttentionContext, BlockWindow, History
 from omni_diffusion.layers.upsampler import AliasFreeUpsampler
 from omni_diffusion.model import DiffusionModel, Windows
 
@@ -33,7 +33,7 @@ class RungeKutta:
         self._lengths_S = lengths_S.to(device)
 
     def advance(self, state_BX: Tensor, steps_B: Tensor, velocity: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Advances by one step. state_BX: float32, any dimensions behind the first. steps_B: int64, each row's step. velocity:
+        """Advances by one step. state_BX: float32, any dimensions after the first. steps_B: int64, each row's step. velocity:
         called four times, with states and their evaluations `[B]`."""
         length_B = self._lengths_S.index_select(0, steps_B).view(-1, *[1] * (state_BX.dim() - 1))
         first_B = STAGES * steps_B
@@ -100,11 +100,13 @@ class BlockDenoiser(nn.Module, ABC):
         """The part of the input without the noise, `[B, U, N * repeats, D]`. codes_BNG: int64, any value."""
 
     @abstractmethod
-    def surroundings(self, window: BlockWindow) -> Surroundings:
+    def attention_context(self, window: BlockWindow) -> AttentionContext:
         """Inputs shared by the evaluations of a step."""
 
     @abstractmethod
-    def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, around: Surroundings) -> Tensor:
+    def velocity(
+        self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, context: AttentionContext
+    ) -> Tensor:
         """The velocity of blocks, `[B, K, F, M]`, float32, guidance included. evaluation_B: int64, indexes into the times."""
 
 
@@ -153,10 +155,10 @@ class BlockDiffusion(DiffusionModel[BlockState]):
     @torch.no_grad()
     def denoise(self, state: BlockState, latents_BTM: Tensor, rows_B: Tensor, steps_B: Tensor) -> Tensor:
         window = state.window(rows_B, latents_BTM.shape[1])
-        around = self.net.surroundings(window)
+        context = self.net.attention_context(window)
 
         def velocity(noisy_BKFM: Tensor, evaluation_B: Tensor) -> Tensor:
-            return self.net.velocity(noisy_BKFM, evaluation_B, window, around)
+            return self.net.velocity(noisy_BKFM, evaluation_B, window, context)
 
         return self._schedule.advance(latents_BTM.unflatten(1, (-1, state.block)), steps_B, velocity).flatten(1, 2)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from omni_diffusion.kernels.modulated_norm import GatedBranch, modulated_norm
-from omni_diffusion.layers.block_attention import BlockAttention, BlockWindow, Surroundings
+from omni_diffusion.layers.block_attention import AttentionContext, BlockAttention, BlockWindow
 from omni_diffusion.layers.block_diffusion import BlockDenoiser
 
 LAYER_PARTS = 6
@@ -19,7 +19,7 @@ LAYER_PARTS = 6
 
 
 class Modulation(nn.Module):
-    """Parameters of the time-dependent modulation of a norm and of the branch behind it: `parts` vectors."""
+    """Parameters of the time-dependent modulation of a norm and of the branch after it: `parts` vectors."""
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class ModulatedLayer(nn.Module):
         residual: GatedBranch | None,
         parts: Sequence[Tensor],
         evaluation_B: Tensor,
-        around: Surroundings,
+        context: AttentionContext,
     ) -> tuple[Tensor, GatedBranch]:
         """Returns the residual stream `[U, B, K, F, D]` without the output of the feed-forward part, and that output: the next norm
         adds it.
@@ -62,7 +62,7 @@ class ModulatedLayer(nn.Module):
         residual: of the layer before, to be added to `x_UBKFD`. parts: the layer's parts of `tabulate` for each row, `[B, D]`."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
         normed, x_UBKFD = norm_of_rows(x_UBKFD, residual, scale, shift)
-        attended = self.attn(normed, evaluation_B, around)
+        attended = self.attn(normed, evaluation_B, context)
         normed, x_UBKFD = norm_of_rows(x_UBKFD, GatedBranch(attended.flatten(2, 3), gate), mlp_scale, mlp_shift)
         y_TD: Tensor = self.ff(normed.flatten(0, 3))
         return x_UBKFD, GatedBranch(y_TD.view_as(x_UBKFD).flatten(2, 3), mlp_gate)
@@ -141,16 +141,18 @@ class BlockTransformer(BlockDenoiser):
         exponents_W = torch.arange(0, self._head_dim, 2, device=times_E.device).float() / self._head_dim
         self._frequencies_W = nn.Buffer(1.0 / self._rope_theta**exponents_W, persistent=False)
 
-    def surroundings(self, window: BlockWindow) -> Surroundings:
-        return Surroundings(window, self._frequencies_W)
+    def attention_context(self, window: BlockWindow) -> AttentionContext:
+        return AttentionContext(window, self._frequencies_W)
 
-    def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, around: Surroundings) -> Tensor:
+    def velocity(
+        self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, context: AttentionContext
+    ) -> Tensor:
         parts = self._table_EPD.index_select(0, evaluation_B).unbind(1)
         x_UBKFD = self.embed_latents(noisy_BKFM) + window.condition_UBKFD
         residual: GatedBranch | None = None
         for index, layer in enumerate(self.transformer_blocks):
             own = parts[LAYER_PARTS * index : LAYER_PARTS * (index + 1)]
-            x_UBKFD, residual = layer(x_UBKFD, residual, own, evaluation_B, around)
+            x_UBKFD, residual = layer(x_UBKFD, residual, own, evaluation_B, context)
         *_, scale, shift = parts
         normed_UBKFD, _ = norm_of_rows(x_UBKFD, residual, scale, shift)
         out_TM = self.proj_out(normed_UBKFD.flatten(0, 3))

@@ -40,7 +40,7 @@ _EDGE = 7
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpsamplerShape:
     """Fields have the names of published configs. inputs: M. upsample_initial_channel: channels of the first level; each further
-    level has half. upsample_*: of each level's upsampling. resblock_*: of the blocks behind each level, whose outputs are averaged.
+    level has half. upsample_*: of each level's upsampling. resblock_*: of the blocks after each level, whose outputs are averaged.
 
     Raises ValueError, naming the field, for kernels that do not give a whole number of samples per input.
     """

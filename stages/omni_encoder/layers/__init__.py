@@ -1,4 +1,5 @@
-"""Layers of towers. A forward pass reads nothing from the device, and keeps no tensor: what follows from sizes is computed anew.
+"""Layers of towers. A forward pass reads nothing from the device, and keeps no tensor: values that depend on sizes are computed
+anew.
 
 Parameters have the names that published towers share.
 """

@@ -1,6 +1,6 @@
 """A tower that encodes clips of sound, cut into chunks. The indexes of frames and tokens in a batch follow from the clips' lengths.
 
-A tower's convolutions see chunks of mel frames, with zeros behind a clip's last frame. Of the tokens that each chunk gives,
+A tower's convolutions see chunks of mel frames, with zeros after a clip's last frame. Of the tokens that each chunk gives,
 those that saw a frame are kept. A token attends to the tokens of its clip in the same run of chunks. Tokens may then be pooled.
 
 Shape legend: C chunks, F mel frames of a chunk, M mel bins, T tokens of the clips, E embeddings.
@@ -90,7 +90,7 @@ def lay_out(frames: Sequence[int], bins: int, chunks: Chunks, padded: int) -> Cl
 
 
 def cut(values: Tensor, chunks_C3: Tensor, frames_F: Tensor, bins: int) -> Tensor:
-    """`[C, M, F]`: the chunks of a batch, with zeros behind the frames of each. values: `[n]`, the clips of a `ClipBatch`.
+    """`[C, M, F]`: the chunks of a batch, with zeros after the frames of each. values: `[n]`, the clips of a `ClipBatch`.
     chunks_C3: as there. frames_F: int64, 0, 1, ... All on one device."""
     starts_C11, strides_C11, _ = (column[:, None, None] for column in chunks_C3.unbind(1))
     bins_M1 = torch.arange(bins, device=values.device)[:, None]
@@ -100,7 +100,7 @@ def cut(values: Tensor, chunks_C3: Tensor, frames_F: Tensor, bins: int) -> Tenso
 
 
 def behind(chunks_C3: Tensor, frames_F: Tensor) -> Tensor:
-    """bool `[C, 1, F]`: which frames are behind those of their chunk. chunks_C3, frames_F: as for `cut`."""
+    """bool `[C, 1, F]`: which frames are after those of their chunk. chunks_C3, frames_F: as for `cut`."""
     return frames_F >= chunks_C3[:, 2, None, None]
 
 

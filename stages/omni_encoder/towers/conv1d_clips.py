@@ -36,7 +36,7 @@ class Conv1dClipEncoder(ClipEncoder):
         self.proj = nn.Linear(width, config.output_dim)
 
     def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
-        # The second convolution must see zeros behind a chunk's frames, not the first one's bias.
+        # The second convolution must see zeros after a chunk's frames, not the first one's bias.
         behind_C1F = behind(inputs["chunks"], inputs["frames"])
         x_CDF = gelu(self.conv1(self.cut(inputs).to(self.conv1.weight.dtype))).masked_fill(behind_C1F, 0)
         placed_CFD = add_sinusoids(gelu(self.conv2(x_CDF)).transpose(1, 2))

@@ -1,5 +1,5 @@
 """A convolutional decoder of `SnakeUpsampling` blocks. On a GPU each of its convolutions is one launch, with the addition and the
-activation behind it. Shapes as in `stream_layer`; besides, N outputs of a position: the channels of all samples it becomes."""
+activation after it. Shapes as in `stream_layer`; besides, N outputs of a position: the channels of all samples it becomes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -87,8 +87,8 @@ class _Packed:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A convolution and what follows it. activation: of its outputs. adds: the sum kept last. keeps: the sum of its outputs, which
-    a later step adds, or which is the waveform."""
+    """A convolution and the operations after it. activation: of its outputs. adds: the sum kept last. keeps: the sum of its
+    outputs, which a later step adds, or which is the waveform."""
 
     conv: CausalConv | CausalTransposedConv
     activation: SnakeBeta | None = None
@@ -123,7 +123,7 @@ class _Step:
         self._packed = None
 
     def input_buffer(self, like: Tensor, chunk: StreamChunk, count: int) -> Tensor:
-        """Room for `count` new positions, behind the past ones."""
+        """Room for `count` new positions, after the past ones."""
         past = self._past(chunk)
         inputs_BLC = like.new_empty(like.shape[0], past + count, self.conv.conv.in_channels)
         if past:
@@ -151,7 +151,7 @@ def _steps(
     layers = [layer for block in blocks for layer in block.block]
     yield _Step(inlet, _activation(layers[0]))
     for layer, following in zip(layers, [*layers[1:], last], strict=True):
-        # Only a unit adds what was kept before it.
+        # Only a unit adds a sum that was kept before it.
         keeps = isinstance(following, SnakeUnit)
         if isinstance(layer, CausalTransposedConv):
             yield _Step(layer, _activation(following), keeps=keeps)

@@ -46,7 +46,7 @@ class Residual(StreamLayer):
 class CausalConv(StreamLayer):
     """Convolution that sees the present and the past.
 
-    conv: without padding. pad_mode: padding before a whole signal, and behind it up to a full stride, as in
+    conv: without padding. pad_mode: padding before a whole signal, and after it up to a full stride, as in
     `torch.nn.functional.pad`. Before a stream the padding is zeros. Strided convolutions support whole signals only.
     """
 

@@ -64,7 +64,7 @@ class ConvNeXtBlock(StreamLayer):
 
 
 class SnakeUnit(StreamLayer):
-    """A dilated convolution and a pointwise one, each behind a `SnakeBeta`, as a residual branch."""
+    """A dilated convolution and a pointwise one, each after a `SnakeBeta`, as a residual branch."""
 
     def __init__(self, layout: StateLayout, channels: int, dilation: int) -> None:
         super().__init__()

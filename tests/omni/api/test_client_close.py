@@ -88,8 +88,8 @@ def raising(error: BaseException) -> Callable[[], object]:
 def test_the_executor_continues_after_any_error(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     executor = SerialExecutor()
     executor.start()
-    executor.ask(raising(error))
-    executor.ask(executor.end)
+    executor.submit(raising(error))
+    executor.submit(executor.end)
     assert executor._ended.wait(10), "its thread ended without saying so"
     executor.join()
     assert [record.getMessage() for record in caplog.records] == ["work of the executor failed"]

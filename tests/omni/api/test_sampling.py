@@ -198,7 +198,7 @@ def test_log_probabilities_of_the_prompt_are_separate():
     asked = (TokenLogprob(5, -1.5, 2, {9: -0.5, 5: -1.5}), TokenLogprob(6, -0.25, 1, {6: -0.25, 9: -2.0}))
     assert (output.prompt_logprobs, output.logprobs) == (asked, ())
     answer.take(0.0, StageOutput("text", GeneratedTokens(ids=(65, 66))))
-    answer.take(0.0, StageFinished("writer", "stop", {"tokens": 3}, held=(67,)))
+    answer.take(0.0, StageFinished("writer", "stop", {"tokens": 3}, withheld=(67,)))
     result = answer.result()
     assert (result.prompt_logprobs, result.logprobs, result.tokens) == (asked, (), (65, 66, 67))
     assert result.text == "ABC"

@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return echo_model(tmp_path_factory.mktemp("unread"))
 
 
-def test_an_unread_answer_ends_after_what_was_made(model: Path) -> None:
+def test_an_unread_answer_ends_after_its_outputs(model: Path) -> None:
     async def main() -> None:
         async with AsyncOmni(model, device="cpu", plugins=echo_plugins(), overrides=MOST) as omni:
             outputs = omni.generate("hello", sampling=ENDLESS)

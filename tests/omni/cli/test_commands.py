@@ -250,9 +250,7 @@ def test_tiny_refuses_families_that_have_none(
     assert not Path(target).exists()
 
 
-def test_tiny_fills_a_folder_that_is_empty_and_stays_what_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiny_fills_an_empty_folder_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the one the shell is in, or where a disk is mounted."""
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o750)

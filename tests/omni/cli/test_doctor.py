@@ -96,7 +96,7 @@ def test_a_problem_comes_with_its_remedy(folder: Path) -> None:
     assert summary.endswith("checks: 1 problem")
 
 
-def test_without_a_model_only_what_is_here_is_looked_at() -> None:
+def test_without_a_model_only_the_environment_is_checked() -> None:
     found = checks()
     assert {check["group"] for check in found.values()} == {"plugins", "devices"}
 

@@ -378,7 +378,7 @@ def test_a_device_that_is_elsewhere_can_be_asked_for(tiny_model: Path) -> None:
     assert same / 2 <= thinker < same
 
 
-def test_a_device_that_is_here_says_what_is_free(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_present_device_reports_its_free_memory(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Card(MetaDevice):
         def free_memory(self) -> int:
             return 2**33

@@ -63,7 +63,7 @@ def registered(kind: Kind, plugins: Plugins) -> list[Mapping[str, object]]:
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_the_examples_are_what_it_writes(kind: Kind, tmp_path: Path) -> None:
+def test_the_examples_equal_the_written_files(kind: Kind, tmp_path: Path) -> None:
     result = new(kind, EXAMPLES[kind], "--into", str(tmp_path / "deep" / "down"))
     made = tmp_path / "deep" / "down" / f"omni-{EXAMPLES[kind]}"
     assert result.exit_code == 0

@@ -156,7 +156,7 @@ def test_a_ready_request_may_hold_more_than_all_waiting_ones() -> None:
         admission.leave("large")
 
 
-def test_first_of_ranked_things_is_that_of_the_lowest_rank_whoever_left() -> None:
+def test_first_of_ranked_items_has_the_lowest_rank_after_any_removal() -> None:
     ranked: Ranked[int] = Ranked()
     for number in range(100):
         ranked.add(str(number), (number % 7, number), number)

@@ -1,20 +1,19 @@
 """Work that is captured at the start may run then, without an effect on later steps."""
 
 import gc
-from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
 import torch
 
-from omni.device import Graph, HostSlot, Launch, Stream
-from omni.device.cpu import CpuDevice
+from omni.device import HostSlot
 from omni.payload import Payload
 from omni.testing.stages.driver import StageDriver
 from omni_ar.kernels.step.state import RowState
 from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
+from tests.support.devices import WarmingDevice
 from tests.support.frame_bench import random_codes
 from tests.support.mixed_traffic import alone, make_world
 from tests.support.painter import Bench
@@ -26,23 +25,11 @@ from tests.support.traffic_world import AnyEngine, World
 
 pytestmark = pytest.mark.thorough
 
-# A CPU that runs what it captures, as a GPU does: libraries take their memory then, and kernels are compiled.
 
+class DeferringDevice(WarmingDevice):
+    """may_defer: whether captures may be deferred."""
 
-class CapturingDevice(CpuDevice):
-    """Runs it so many times. captured: names of graphs. may_defer: whether captures may be deferred."""
-
-    def __init__(self, times: int = 1) -> None:
-        super().__init__()
-        self.captured: list[str] = []
-        self.may_defer = False
-        self._times = times
-
-    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
-        self.captured.append(name)
-        for _ in range(self._times):
-            self.enqueue(stream, launches)
-        return super().capture(stream, name, launches)
+    may_defer = False
 
     def defer_captures(self) -> None:
         self.may_defer = True
@@ -57,7 +44,7 @@ Kind = TypeVar("Kind")
 times = pytest.mark.parametrize("times", few(1, [2, 1], SLOW))
 
 
-def capturing(where: World, device: CapturingDevice) -> AnyEngine:
+def capturing(where: World, device: DeferringDevice) -> AnyEngine:
     """Every size that there is by default, and several steps in flight."""
     settings = {name: values[0] for name, values in where.knobs.items()}
     for name in settings:
@@ -76,7 +63,7 @@ def of_type(kind: type[Kind]) -> list[Kind]:
 @times
 @pytest.mark.parametrize("name", STAGES)
 def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int) -> None:
-    where, device = make_world(name), CapturingDevice(times)
+    where, device = make_world(name), DeferringDevice(times)
     expected = [alone(where, content) for content in range(where.contents)]
     before = {id(each) for each in of_type(RowState)}
     with torch.inference_mode():
@@ -103,7 +90,7 @@ def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int) -> None:
 
 @times
 def test_a_diffusion_stage_starts_as_if_nothing_had_run(times: int) -> None:
-    device = CapturingDevice(times)
+    device = DeferringDevice(times)
     bench = Bench(device, first_chunk_blocks=1, chunk_blocks=2, blocks_before=1, blocks_after=1)
     bench.diffusion.capture([4, 2, 1])
     assert device.captured
@@ -118,7 +105,7 @@ def test_a_diffusion_stage_starts_as_if_nothing_had_run(times: int) -> None:
 
 @times
 def test_an_encoder_starts_as_if_nothing_had_run(times: int) -> None:
-    device = CapturingDevice(times)
+    device = DeferringDevice(times)
     worker = EncoderWorker("tower", device, Tower(), EncoderOptions(), lengths=(8, 4))
     worker.capture((8, 4))
     assert len(device.captured) == 2

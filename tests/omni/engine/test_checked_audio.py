@@ -56,5 +56,5 @@ def test_the_request_with_such_samples_fails_and_others_go_on() -> None:
         graph.speaker.outbox.append(Produced(name, Payload(chunk), COMPLETED))
     graph.settle()
     assert "NaN or infinite" in str(bad.failure)
-    assert not good.over
+    assert not good.finished
     assert len(good.outputs) == 1

@@ -116,7 +116,7 @@ def test_a_payload_that_cannot_travel_fails_its_request_alone(
     graph.writer.produce("good", lent(1))
     graph.settle()
     assert graph.speaker.numbers("good") == [1]
-    assert not good.over
+    assert not good.finished
 
 
 def test_a_payload_that_is_not_given_up_closes_the_consumer() -> None:
@@ -158,7 +158,7 @@ def test_a_consumer_that_cannot_release_is_closed(method: str, failing: set[str]
         else:
             produced = graph.writer.produce("r", lent(1))
         graph.settle()
-        assert recorder.over
+        assert recorder.finished
         assert graph.speaker.closed
         assert produced.free
         late = graph.submit("late", *BOTH)
@@ -313,7 +313,7 @@ def test_a_sender_that_cannot_lose_its_peer_harms_only_its_edge(two: TwoEngines)
     with patch.object(CopySender, "peer_lost", fail):
         two.end(THERE)
         two.settle()
-    assert sinks[HERE].over
+    assert sinks[HERE].finished
     assert write_text(two, "text")
     two.connect()
     late = two.submit("late", *BOTH)
@@ -344,7 +344,7 @@ def test_a_piece_that_cannot_be_sent_fails_its_request_alone(two: TwoEngines, pi
     assert produced.free
     begin(two, "good", 2)
     assert two.worker("speaker").numbers("good") == [2]
-    assert not good[HERE].over
+    assert not good[HERE].finished
 
 
 class Numbered(msgspec.Struct, frozen=True):
@@ -363,7 +363,7 @@ def test_a_message_that_cannot_pass_takes_no_memory_of_the_connector(two: TwoEng
     assert two.here.connector.senders[0].out == set()
     begin(two, "good", 2)
     assert two.worker("speaker").numbers("good") == [2]
-    assert not good[HERE].over
+    assert not good[HERE].finished
 
 
 def test_a_piece_that_cannot_be_received_fails_its_request_alone(two: TwoEngines) -> None:

@@ -56,7 +56,7 @@ def test_rows_reach_both_readers(tmp_path: Path, pressure: str, in_flight: int) 
     ("seed", "graphs"),
     chosen(((1, False), (2, True)), itertools.product(range(60), (False, True))),
 )
-def test_no_reader_reads_what_a_later_step_writes(tmp_path: Path, seed: int, graphs: bool) -> None:
+def test_no_reader_reads_the_writes_of_a_later_step(tmp_path: Path, seed: int, graphs: bool) -> None:
     device = SimulatedDevice(seed)
     names = tuple(SETTINGS)
     given = {"writer.max_in_flight": 1 + seed % 4, "writer.block_size": 4, "engine.graphs": graphs}

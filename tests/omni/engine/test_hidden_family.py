@@ -86,7 +86,7 @@ def test_a_slow_reader_delays_its_own_requests_and_stays_within_its_credit(tmp_p
 
     def look() -> bool:
         ahead.append(len(heard.tokens) - len(heard.readings.get(modality, [])))
-        return alone.over
+        return alone.finished
 
     engine.run(until=look)
     assert len(heard.tokens) < 40, "it waits, and the other does not"

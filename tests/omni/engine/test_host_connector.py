@@ -279,7 +279,7 @@ def test_any_order_of_events_brings_the_right_rows(data: st.DataObject) -> None:
 def _take(bench: HostBench, data: st.DataObject) -> None:
     """Reads what can be read and releases it, some of it after work of the consumer's own that reads it once more."""
     for sent in bench.sent:
-        if sent.readable and not sent.over and data.draw(st.booleans()):
+        if sent.readable and not sent.finished and data.draw(st.booleans()):
             bench.expect(sent)
             after = COMPLETED
             if data.draw(st.booleans()):
@@ -294,7 +294,7 @@ def _drain(bench: HostBench, device: QueuedDevice) -> None:
         bench.reuse()
     device.run()
     for sent in bench.sent:
-        if not sent.over:
+        if not sent.finished:
             bench.expect(sent)
             bench.release(sent)
     device.run()
@@ -407,7 +407,7 @@ def test_rows_moved_after_a_failed_copy_keep_their_old_place_for_the_copy(seed: 
 @pytest.mark.parametrize("way", SIZES)
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_producer_has_its_memory_back_after_what_was_launched(seed: int, way: str, after: bool) -> None:
+def test_the_producer_has_its_memory_back_after_launched_work(seed: int, way: str, after: bool) -> None:
     """The request fails, and its payload is given up. The next one gets the slot, and the right rows."""
     device, edge, sent = failed(seed, way, after)
     edge.abort(sent)
@@ -423,10 +423,10 @@ def test_the_producer_has_its_memory_back_after_what_was_launched(seed: int, way
                 device.launch(edge.producer, write_over, tensor)
             memory = []
         for one in following:
-            if one.readable and not one.over:
+            if one.readable and not one.finished:
                 edge.expect(one)
                 edge.release(one, COMPLETED)
     assert not memory
-    assert all(one.over for one in following)
+    assert all(one.finished for one in following)
     device.assert_no_races()
     assert device.failures == 1

@@ -107,7 +107,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     chosen([*((model, True) for model in MODELS), ("moe", False)], itertools.product(MODELS, (True, False))),
     ids=lambda value: {True: "captured", False: "eager"}.get(value, value),
 )
-def test_a_start_launches_what_was_recorded(model: str, graphs: bool, tmp_path: Path):
+def test_a_start_launches_the_recorded_variants(model: str, graphs: bool, tmp_path: Path):
     start = Start(written(tmp_path, model), MODELS[model])
     for name in MODELS[model]:
         recorder, device = VariantRecorder(), LaunchedDevice()

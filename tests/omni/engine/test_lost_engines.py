@@ -41,7 +41,7 @@ def test_a_lost_engine_fails_the_requests_with_stages_there_alone(two: TwoEngine
     (sender,) = two.here.connector.senders
     assert (sender.lost, sender.out, sender.closed) == (1, set(), False)
     assert two.worker("writer").aborts("lost") == 1
-    assert not local[HERE].over
+    assert not local[HERE].finished
     two.finish("local", "writer")
     assert ended_well(local[HERE])
     two.here.assert_nothing_left()
@@ -58,7 +58,7 @@ def test_a_faulty_stage_is_closed_and_the_other_engine_goes_on(two: TwoEngines) 
     assert "stage 'speaker' failed while running: it is closed since a fault" in later[THERE].failure
     two.write("later", 1)
     two.settle()
-    assert not later[HERE].over, "the edge has no fault"
+    assert not later[HERE].finished, "the edge has no fault"
     for request_id in ("r", "later"):
         two.here.abort(request_id, later[THERE].outputs[-1].error)  # type: ignore[union-attr]
     two.settle()
@@ -77,7 +77,7 @@ def test_a_stage_goes_on_without_an_engine_that_it_needs_no_more(two: TwoEngines
     assert two.worker("speaker").ended("r") == [EDGE]
     two.end(HERE)
     two.settle()
-    assert not sinks[THERE].over
+    assert not sinks[THERE].finished
     two.worker("speaker").produce("r", sound(9))
     two.finish("r", "speaker")
     assert sinks[THERE].chunks == [("audio", 9)]
@@ -116,15 +116,15 @@ def test_a_producer_goes_on_without_a_consumer_that_was_done(two: TwoEngines) ->
 
 def test_the_end_of_a_link_is_reported_once_before_its_requests_fail(two: TwoEngines) -> None:
     sinks, lost = two.submit("r", *BOTH), list[bool]()
-    command = ConnectPeer(THERE, two.links[HERE], two.connected[HERE].append, lambda: lost.append(sinks[HERE].over))
+    command = ConnectPeer(THERE, two.links[HERE], two.connected[HERE].append, lambda: lost.append(sinks[HERE].finished))
     two.here.orchestrator._peers._connected[THERE] = command
     two.end(THERE)
     two.settle()
     assert lost == [False]
-    assert sinks[HERE].over
+    assert sinks[HERE].finished
 
 
-def test_a_lost_producer_leaves_what_its_consumer_still_reads(two: TwoEngines) -> None:
+def test_a_lost_producer_leaves_payloads_that_are_still_read(two: TwoEngines) -> None:
     sinks = two.submit("r", *BOTH)
     two.write("r", 1)
     (receiver,) = two.there.connector.receivers

@@ -131,7 +131,7 @@ def test_less_than_one_row_is_refused(stages: list[Rows], short: int) -> None:
     assert {line.split()[1] for line in str(error.value).splitlines()[2:]} == {"1"}
 
 
-def test_what_cannot_fit_is_refused_without_measuring() -> None:
+def test_a_stage_that_cannot_fit_is_refused_without_measuring() -> None:
     stage = Rows(weights=1000)
     with pytest.raises(NoRoomError):
         divided({"it": stage}, 999)
@@ -286,7 +286,7 @@ def test_numbers_of_the_user_stay_when_it_is_divided_again() -> None:
     assert (chosen.rows, derived.rows) == (100, 8)
 
 
-def test_unbounded_memory_is_divided_again_for_half_of_what_rows_could_use() -> None:
+def test_unbounded_memory_is_divided_again_for_half_of_the_rows_need() -> None:
     stage = Rows(page_bytes=1)
     again = divide_again({"it": stage}, None, MOST_ROWS, divided({"it": stage}, None), {"it": 8})
     assert (stage.rows, again.memory["it"].rows, again.memory["it"].pages) == (8, 8, 4 * FULL)

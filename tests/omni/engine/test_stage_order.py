@@ -10,7 +10,7 @@ from omni.connector import EdgeEnd
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest
 from omni.engine.credit import Credit
-from omni.engine.faults import Boxes
+from omni.engine.faults import Mailbox
 from omni.engine.request import SafeSink
 from omni.engine.stage_order import StageOrder, edges_to_sound, sound_stages
 from omni.engine.user_route import UserRoute
@@ -72,7 +72,7 @@ def test_without_a_listener_slack_is_infinite(listeners: Listeners) -> None:
     assert not any((listeners.short, listeners.awaited, listeners.coming, listeners.anyone))
 
 
-def test_the_least_slack_is_that_of_those_who_hear_something(clock: Clock, listeners: Listeners) -> None:
+def test_the_least_slack_is_that_of_listeners_with_sound(clock: Clock, listeners: Listeners) -> None:
     for name, seconds in (("a", 3.0), ("b", 0.4), ("c", 2.0)):
         listeners.join(name)
         listeners.hear(name, seconds)
@@ -204,7 +204,7 @@ class Moving(FakeWorker):
 def turns_of(graph: FakeGraph, stage_order: StageOrder, ticked: list[str], turns: int) -> list[list[str]]:
     """The stages that tick in each of the next turns."""
     graph.workers |= {name: Moving(name, ticked) for name in graph.workers}
-    graph.orchestrator.boxes.update({name: Boxes.of(worker) for name, worker in graph.workers.items()})
+    graph.orchestrator.mailboxes.update({name: Mailbox.of(worker) for name, worker in graph.workers.items()})
     engine = Engine(
         CpuDevice(),
         graph.orchestrator,
@@ -256,7 +256,7 @@ def test_the_orchestrator_reports_sound_and_requests_to_listeners(clock: Clock) 
         worker.done("a")
     graph.settle()
     assert not listeners.anyone, "it is over"
-    assert not text.over
+    assert not text.finished
 
 
 def test_sound_that_an_adapter_makes_is_heard_too() -> None:

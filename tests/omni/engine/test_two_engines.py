@@ -58,7 +58,7 @@ def test_payloads_come_whole_and_in_order_and_the_end_comes_last(two: TwoEngines
     speaker.produce("r", sound(9))
     two.finish("r", "speaker")
     assert sinks[THERE].chunks == [("audio", 9)]
-    assert (sinks[HERE].finished, sinks[THERE].finished) == (["writer"], ["speaker"])
+    assert (sinks[HERE].finished_stages, sinks[THERE].finished_stages) == (["writer"], ["speaker"])
     assert all(ended_well(sink) for sink in sinks.values())
     two.assert_nothing_left()
 
@@ -244,7 +244,7 @@ def test_messages_after_the_end_of_their_request_are_given_back(two: TwoEngines)
     assert len(receiver.discarded) == 6, "the structs and tensors of two payloads"
     assert two.there.kept == []
     assert sinks[THERE].failure == str(GIVEN_UP)
-    assert not sinks[HERE].over, "the user's side aborts it there too"
+    assert not sinks[HERE].finished, "the user's side aborts it there too"
     two.here.abort("r", GIVEN_UP)
     two.assert_nothing_left()
 
@@ -273,7 +273,7 @@ def test_an_abort_on_either_side_frees_both(two: TwoEngines, first: str, under_w
     two.assert_nothing_left()
 
 
-def test_an_aborted_producer_gives_up_what_its_consumer_has_not_got(two: TwoEngines) -> None:
+def test_an_aborted_producer_gives_up_undelivered_payloads(two: TwoEngines) -> None:
     two.submit("r", *BOTH)
     two.there.connector.arriving = False
     two.write("r", 1)
@@ -335,8 +335,8 @@ def test_an_engine_keeps_a_request_until_its_payloads_are_sent(two: TwoEngines) 
     produced = two.worker("writer").produce("r", rows(1))
     two.worker("writer").done("r")
     two.settle()
-    assert sinks[HERE].finished == ["writer"]
-    assert not sinks[HERE].over
+    assert sinks[HERE].finished_stages == ["writer"]
+    assert not sinks[HERE].finished
     assert not produced.free
     assert two.here.orchestrator.unfinished == 1
     two.here.connector.sending = True
@@ -372,7 +372,7 @@ def test_a_failed_adapter_frees_its_request_s_payloads_there() -> None:
     sinks = two.submit("r", *BOTH)
     two.write("r", 1, 2)
     assert sinks[THERE].failure.startswith(f"stage {EDGE!r} failed while adapting a payload: ValueError: odd payload (")
-    assert not sinks[HERE].over
+    assert not sinks[HERE].finished
     two.write("r", 3)
     two.here.abort("r", GIVEN_UP)
     two.assert_nothing_left()

@@ -59,7 +59,7 @@ class Asked:
 
     @property
     def failed(self) -> bool:
-        return any(sink.over and not sink.succeeded for sink in self.sinks.values())
+        return any(sink.finished and not sink.succeeded for sink in self.sinks.values())
 
 
 class TwoUnderPressure(RuleBasedStateMachine):
@@ -217,7 +217,7 @@ class TwoUnderPressure(RuleBasedStateMachine):
                     self.arrive(place)
                 self.tick(place)
             self.finish_stages()
-            if all(sink.over for asked in self.asked.values() for sink in asked.sinks.values()) and not any(
+            if all(sink.finished for asked in self.asked.values() for sink in asked.sinks.values()) and not any(
                 self.coming.values()
             ):
                 break

@@ -66,4 +66,4 @@ def test_verdicts(stops: list[str], tokens: list[bytes], min_tokens: int, cut: i
     if verdicts and verdicts[-1].stopped:
         said = tokens[: len(verdicts)]
         start, _ = first_end(b"".join(said), [s.encode() for s in stops], len(b"".join(said[:-1]))) or (0, 0)
-        assert stopped_text(StopTexts(stops), said[len(said) - verdicts[-1].held :]) == b"".join(said)[start:]
+        assert stopped_text(StopTexts(stops), said[len(said) - verdicts[-1].withheld :]) == b"".join(said)[start:]

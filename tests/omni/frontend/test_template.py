@@ -27,7 +27,7 @@ CHAT: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("answer", [True, False])
 @pytest.mark.parametrize("made", [tiny_checkpoint, tiny_folder, tiny_csm, None])
-def test_families_templates_give_what_transformers_gives(made: Any, answer: bool, tmp_path: Path) -> None:
+def test_families_templates_equal_transformers(made: Any, answer: bool, tmp_path: Path) -> None:
     folder = made() if made is not None else write_chat_model(tmp_path / "chat")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     if not tokenizer.chat_template:
@@ -63,7 +63,7 @@ CONSTRUCTS = """
 
 
 @pytest.mark.parametrize("answer", [True, False])
-def test_whatever_templates_use_gives_what_transformers_gives(answer: bool) -> None:
+def test_all_features_of_templates_equal_transformers(answer: bool) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(tiny_csm())
     template = ChatTemplate(CONSTRUCTS, tokenizer.special_tokens_map, "chat_template")
     for chat in (CHAT, CHAT[1:], CHAT[:1], [{"role": "user", "content": "x|\n y"}] * 3):

@@ -131,7 +131,7 @@ def test_an_unsendable_message_is_refused_and_the_channel_lives():
         assert received(there).text == "still here"
 
 
-def test_order_stays_whatever_the_size():
+def test_order_stays_at_any_size():
     with connected(2**18) as (here, there):
         sizes = [1, 10**5, 3, 2 * 10**4, 7 * 10**4, 2, 10**6]
 
@@ -203,7 +203,7 @@ def test_a_thread_that_waits_is_woken_by_shutdown():
         assert ended.wait(30)
 
 
-def test_descriptors_return_to_what_they_were():
+def test_descriptors_return_to_their_number():
     gc.collect()
     before = open_files()
     with connected(2**16) as (here, there):

@@ -56,7 +56,7 @@ def test_triton_s_files_are_hashed_in_a_thread():
     assert triton_key.cache_info().currsize == 1
 
 
-def test_a_start_finds_what_processes_compiled(found: Found):
+def test_a_start_finds_the_variants_that_processes_compiled(found: Found):
     done = found("cached")
     assert done["starts"] == [[5, 0, 0], [0, 0, 5]]
     assert (done["compiled"], done["cached"]) == (0, 5)
@@ -67,13 +67,13 @@ def test_a_kernel_is_compiled_before_the_next_is_known(found: Found):
     assert (done["compiled"], done["before the second"]) == (5, 1)
 
 
-def test_a_start_counts_what_it_compiles_itself(found: Found):
+def test_a_start_counts_variants_that_it_compiles_itself(found: Found):
     done = found("missing")
     assert (done["compiled"], done["cached"]) == (5, 0)
     assert "compiled copy_tile at its first launch" in done["log"]
 
 
-def test_keys_do_not_depend_on_what_was_looked_up_before(found: Found):
+def test_keys_do_not_depend_on_earlier_lookups(found: Found):
     keys = [found(case) for case in KEYS]
     assert keys[0]["clear"] == keys[1]["clear"] != keys[0]["double"] == keys[1]["double"]
 

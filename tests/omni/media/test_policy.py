@@ -155,7 +155,7 @@ def as_checked_picture(source: object, options: MediaOptions) -> None:
     check_image(source, "here", options)
 
 
-def test_a_folder_and_what_is_below_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_and_its_contents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "link.png").symlink_to("inner/a.png")
     (folder / "linked").symlink_to("inner")
     (folder.parent / "also").symlink_to(folder)
@@ -211,7 +211,7 @@ def test_paths_that_lead_out_of_the_folder_are_refused(
     }
 
 
-def test_a_missing_file_asks_for_what_is_taken(folder: Path) -> None:
+def test_a_missing_file_names_the_accepted_ones(folder: Path) -> None:
     for allowed, others in ((MediaOptions(), ", a URL or a data URI"), (MediaOptions(remote=False), ", or a data URI")):
         with pytest.raises(InputError) as caught:
             as_picture(folder / "none.png", allowed)

@@ -33,7 +33,7 @@ def look_for(seconds: float, clock: Clock, watch: StepWatch, step: object | None
         watch.look(step)
 
 
-def test_a_step_that_hangs_is_an_error_that_says_what_to_do() -> None:
+def test_a_step_that_hangs_is_an_error_with_a_remedy() -> None:
     clock, watch = make()
     step = object()
     look_for(LIMIT - 0.1, clock, watch, step)

@@ -6,7 +6,7 @@ from omni.process.questions import CheckedParameters
 from omni.sampling import SamplingParams
 
 
-def test_parameters_are_known_whatever_their_seed():
+def test_parameters_are_known_at_any_seed():
     checked = CheckedParameters()
     checked.add({"thinker": SamplingParams(top_k=5, seed=1), "talker": SamplingParams()})
     assert {"thinker": SamplingParams(top_k=5), "talker": SamplingParams(seed=2)} in checked

@@ -259,7 +259,7 @@ print(*omni._client.engine.pids.values(), "end")
     assert eventually(lambda: not alive(int(pid)))
 
 
-def test_its_process_collects_garbage_and_leaves_out_what_is_imported():
+def test_its_process_collects_garbage_without_imported_objects():
     """With a user's process that has ended. This process asks it instead."""
     done = run_program("""
 import gc, socket

@@ -312,7 +312,7 @@ def test_nothing_is_opened_that_is_not_allowed(echo: Served, url: str, words: st
         ("file:///etc/hostname", "is a path, and local files are not opened here", "set frontend.media.local"),
     ],
 )
-def test_a_refusal_of_media_says_what_client_and_operator_can_do(
+def test_a_refusal_of_media_has_remedies_for_client_and_operator(
     echo: Served, caplog: pytest.LogCaptureFixture, url: str, problem: str, setting: str
 ) -> None:
     caplog.set_level(logging.INFO, "omni.serve")
@@ -431,7 +431,7 @@ def test_another_detail_is_refused(echo: Served, picture: str, detail: object) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_a_stage_refuses_is_named_by_the_field(echo: Served, stream: bool) -> None:
+def test_a_stages_refusal_names_the_field(echo: Served, stream: bool) -> None:
     """It is found when the request is prepared: asking an engine's process would block the event loop."""
     response = echo.post(CHAT, json={**HELLO, "stop_token_ids": [10**6], "stream": stream})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "stop_token_ids")

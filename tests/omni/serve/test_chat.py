@@ -57,7 +57,7 @@ def chunks(response: httpx.Response) -> list[dict[str, Any]]:
     "refused",
     [{"content": [{"type": "refusal", "refusal": "no"}]}, {"content": None, "refusal": "no"}, {"refusal": "no"}],
 )
-def test_a_refusal_is_what_the_assistant_wrote(client: Any, refused: dict[str, Any]) -> None:
+def test_a_refusal_counts_as_the_assistants_text(client: Any, refused: dict[str, Any]) -> None:
     messages = [*HELLO, {"role": "assistant", **refused}, {"role": "user", "content": "why"}]
     answer = client.chat.completions.create(model="tiny", messages=messages)
     assert answer.choices[0].message.content == "hello|no|why"

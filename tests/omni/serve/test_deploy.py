@@ -144,7 +144,7 @@ def test_files_that_the_container_copies_exist() -> None:
     assert {root for root in project["where"] if root != "."} | {"omni"} <= copied
 
 
-def test_the_container_leaves_out_what_the_build_does_not_need() -> None:
+def test_the_container_leaves_out_files_that_the_build_does_not_need() -> None:
     """Environments have gigabytes, and compiled files are of another Python."""
     left_out = (REPOSITORY / ".dockerignore").read_text().split()
     assert {".git", ".venv*", "**/__pycache__"} <= set(left_out)

@@ -124,7 +124,7 @@ def cached_in_all(server: Served) -> int:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_usage_counts_what_was_in_the_prefix_cache(writer: Served, endpoint: str, stream: bool) -> None:
+def test_usage_counts_tokens_of_the_prefix_cache(writer: Served, endpoint: str, stream: bool) -> None:
     def ask(client: OpenAI, prompts: list[str], **fields: Any) -> CompletionUsage | None:
         fields["extra_body"] = {"cache_salt": f"{endpoint} {stream}"}
         if stream:

@@ -89,7 +89,7 @@ def test_files_refer_to_files_that_are_there_and_none_is_unused() -> None:
     assert used | {"index.html"} == set(FILES)
 
 
-def test_the_pipeline_says_what_the_page_can_offer(echo: Served) -> None:
+def test_the_pipeline_determines_the_pages_offers(echo: Served) -> None:
     assert echo.get("/v1/omni/pipeline").json() == {
         "model": "tiny",
         "family": "echo",

@@ -152,7 +152,7 @@ def test_a_spoken_question_is_heard_and_answered_in_sound(
     tab.open("about:blank")
 
 
-def test_what_the_audio_graph_plays_is_the_answer_without_a_gap(tab: Page, burst: Served) -> None:
+def test_the_audio_graph_plays_the_answer_without_a_gap(tab: Page, burst: Served) -> None:
     """Sample for sample. The policy is off, for the listener alone."""
     text = "The quick brown fox jumps over the lazy dog. " * 6
     with burst.client() as client:
@@ -218,7 +218,7 @@ def test_a_gap_is_counted_and_only_a_gap(page: Page) -> None:
           player.end(turn);
         })()
     """)
-    page.until("reports.at(-1).over")
+    page.until("reports.at(-1).finished")
     report = page.run("reports.at(-1)")
     assert (report["underruns"], report["played"], report["least"]) == (1, 0.5, 0)
 

@@ -350,7 +350,7 @@ def test_a_new_answer_waits_for_one_that_goes_on(voiced: Served) -> None:
     asyncio.run(main())
 
 
-def test_truncation_keeps_what_was_heard(voiced: Served) -> None:
+def test_truncation_keeps_the_played_part(voiced: Served) -> None:
     async def main() -> None:
         async with session(voiced) as client:
             await client.manual(output_modalities=["audio"])

@@ -38,7 +38,7 @@ def small(echo_folder: Path) -> Iterator[Served]:
         yield it
 
 
-def test_what_a_session_holds_is_bounded(small: Served) -> None:
+def test_the_memory_of_a_session_is_bounded(small: Served) -> None:
     async def main() -> None:
         async with session(small) as client:
             await client.manual()
@@ -67,7 +67,7 @@ def test_what_a_session_holds_is_bounded(small: Served) -> None:
     asyncio.run(main())
 
 
-def test_settings_and_requests_count_for_what_a_session_holds(small: Served) -> None:
+def test_settings_and_requests_count_as_memory_of_a_session(small: Served) -> None:
     async def main() -> None:
         held = small.server.limits
         async with session(small) as client:

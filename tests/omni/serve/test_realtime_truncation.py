@@ -245,7 +245,7 @@ def test_bounds_follow_the_settings(truncation: Any, limit: int | None, instruct
     assert prompt_bound(truncation, limit, instructions) == expected
 
 
-def test_items_weigh_what_they_hold() -> None:
+def test_items_have_the_weight_of_their_contents() -> None:
     """An hour of sound goes before it is asked which of the texts after it to leave out."""
     long = Item("user", [ItemPart("input_audio", sound=silence(60.0), format=PCM)])
     short = [Item("user", [ItemPart("input_text", "hello")]) for _ in range(5)]

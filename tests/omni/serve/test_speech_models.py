@@ -96,7 +96,7 @@ def test_the_tokens_of_speech_are_counted(talker: Served) -> None:
     assert '"output_tokens":9' in last
 
 
-def test_what_is_heard_is_what_the_model_writes(talker: Served, talking: Path, sound: bytes) -> None:
+def test_the_played_sound_is_the_models_text(talker: Served, talking: Path, sound: bytes) -> None:
     with talker.client() as client:
         answer = client.audio.transcriptions.create(
             model="tiny", file=("speech.wav", sound), extra_body={"max_tokens": 12}

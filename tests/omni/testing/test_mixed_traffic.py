@@ -27,7 +27,7 @@ FEW = [
 MANY = {
     "hidden": 200,
     "codec": 120,
-    "listener": 50,
+    "conditioned": 50,
     "omni": 40,
     "by slack": 40,
     "pooled": 40,
@@ -39,7 +39,7 @@ MANY = {
 LACKS = {
     "hidden": set(),
     "codec": {"constrained", "scored"},
-    "listener": {"constrained", "scored"},
+    "conditioned": {"constrained", "scored"},
     "omni": {"constrained", "pauses and resumes"},
     "by slack": {"constrained", "pauses and resumes"},
     "pooled": set(),
@@ -77,13 +77,13 @@ def assert_mixed(name: str, totals: Counter[str], seeds: int, lacks: Set[str] = 
 
 
 @pytest.mark.parametrize(("name", "seeds", "lacks"), FEW)
-def test_each_request_gets_what_it_gets_alone(name: str, seeds: range, lacks: set[str]):
+def test_batched_requests_equal_requests_alone(name: str, seeds: range, lacks: set[str]):
     assert_mixed(name, run_seeds(make_world(name), seeds), len(seeds), lacks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
-def test_each_request_gets_what_it_gets_alone_in_500_seeds(name: str):
+def test_batched_requests_equal_requests_alone_in_500_seeds(name: str):
     where = make_world(name)
     assert_mixed(name, run_seeds(where, range(MANY[name])), MANY[name])
 

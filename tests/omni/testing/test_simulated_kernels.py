@@ -118,7 +118,7 @@ def test_memory_that_a_kernel_does_not_touch_is_not_reported(kernel, writes):
     assert races_of([(fill, whole[:2]), (launch, whole[2:4]), (fill, whole[4:])]) == []
 
 
-def test_masks_strides_and_loaded_addresses_say_what_is_touched():
+def test_masks_strides_and_loaded_addresses_give_the_accesses():
     rows = torch.zeros(2, 2)
 
     def masked(x: Tensor) -> None:

@@ -321,4 +321,4 @@ def test_fresh_memory_is_for_its_stream_alone():
     rows = device.empty((8,), torch.float32, home)
     device.launch(other, fill, rows)
     device.synchronize()
-    assert ["what stream 'home' had before" in str(race) for race in device.races] == [True]
+    assert ["the earlier work of stream 'home'" in str(race) for race in device.races] == [True]

@@ -136,7 +136,7 @@ def test_sent_memory_is_read_until_its_stream_goes_on(seed: int, blocks: bool, o
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("back", [True, False])
-def test_an_answer_is_ordered_after_what_was_sent_to_its_rank(seed: int, back: bool) -> None:
+def test_an_answer_is_ordered_after_messages_to_its_rank(seed: int, back: bool) -> None:
     """Only an order that leads through another rank counts."""
     world = World(seed, blocks=True)
     rows, answer = torch.zeros(4), torch.zeros(4)

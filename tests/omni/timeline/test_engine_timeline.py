@@ -43,7 +43,7 @@ def answer(engine: Engine, tokens: int) -> list[int]:
     return recorder.tokens
 
 
-def test_an_engine_writes_what_its_stages_launched(text_model: Path, tmp_path: Path):
+def test_an_engine_writes_the_launches_of_its_stages(text_model: Path, tmp_path: Path):
     tokens = answer(engine_of(text_model, CpuDevice(), tmp_path / "out.json"), tokens=6)
     assert tokens == answer(engine_of(text_model, CpuDevice(), None), tokens=6)
     trace = read_trace(tmp_path / "out.json")

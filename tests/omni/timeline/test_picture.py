@@ -53,14 +53,14 @@ def test_token_points_are_marked():
     assert {"token point of step 11", "token point of step 12"} <= tips
 
 
-def test_the_legend_has_what_is_drawn_and_no_more():
+def test_the_legend_has_the_drawn_categories_and_no_more():
     said = texts(scene(made_trace(GAPS)))
     assert {"preprocess", "forward", "token point", "scores", "postprocess"} <= set(said)
     assert said.count("token point") == 1
     assert not {"code prediction", "payload"} & set(said)
 
 
-def test_every_bucket_has_a_colour_of_its_own():
+def test_every_category_has_a_colour_of_its_own():
     assert set(palette.CATEGORIES) == set(PhaseCategory) - {PhaseCategory.TOKEN_POINT}
     assert len(set(palette.CATEGORIES.values())) == len(palette.CATEGORIES)
 
@@ -105,7 +105,7 @@ def test_two_traces_are_drawn_on_one_scale():
     assert {"one", "two"} <= set(texts(drawn))
 
 
-def test_the_window_is_what_takes_as_long_as_most():
+def test_the_window_takes_as_long_as_most():
     trace = made_trace((400_000, 5_000, 5_000, 5_000, 700_000))
     window = excerpt_of(trace, steps=2)
     assert [step.number for step in window.steps] in ([11, 12], [12, 13], [13, 14])

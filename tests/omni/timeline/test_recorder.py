@@ -178,7 +178,7 @@ def test_host_work_that_is_reported_at_its_end_is_recorded_from_its_start():
     assert phase.step is None
 
 
-def test_memory_is_bounded_and_what_was_dropped_is_counted():
+def test_memory_is_bounded_and_dropped_entries_are_counted():
     device = CpuDevice()
     timeline, stream = started(device, capacity=10)
     for _ in range(25):
@@ -192,7 +192,7 @@ def test_memory_is_bounded_and_what_was_dropped_is_counted():
     assert (len(timeline.stop().host), timeline.stop().dropped) == (3, 2)
 
 
-def test_a_start_forgets_what_was_before():
+def test_a_start_forgets_earlier_records():
     device = CpuDevice()
     timeline, stream = Timeline(device), device.stream("s")
     for count in (3, 2):

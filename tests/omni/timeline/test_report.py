@@ -83,7 +83,7 @@ def test_a_wait_inside_a_step_is_no_idle_time_between_steps():
     assert (spread(one.waits).total, spread(one.idle).p50) == (3.0, 2.0)
 
 
-def test_buckets_of_a_step_are_sums_of_its_phases():
+def test_categories_of_a_step_are_sums_of_its_phases():
     categories = decoding(made_trace(GAPS)).categories
     assert {name: one.p50 for name, one in categories.items()} == {
         "preprocess": 15.0,
@@ -95,7 +95,7 @@ def test_buckets_of_a_step_are_sums_of_its_phases():
     assert all(one.count == 5 for one in categories.values())
 
 
-def test_phases_and_buckets_that_hold_several():
+def test_phases_and_categories_with_several_entries():
     trace = made_trace(GAPS)
     sampled, both = phase_of(trace, "sample_rows", "sample"), phase_of(trace, None, "sample")
     assert (sampled.run.count, sampled.run.p50, sampled.run.total) == (5, 30.0, 150.0)
@@ -105,7 +105,7 @@ def test_phases_and_buckets_that_hold_several():
     assert (copied.lane, copied.run.p50) == ("scores", 4.0)
 
 
-def test_the_next_step_waits_for_what_is_behind_the_token_point():
+def test_the_next_step_waits_for_the_work_after_the_token_point():
     one = decoding(made_trace((5_000, 5_000)))
     behind = spread(one.behind_token)
     assert (behind.count, behind.p99) == (2, 8.0 + 5.0), "post_update, and the gap"

@@ -101,7 +101,7 @@ def test_phases_run_when_and_as_long_as_the_device_says(device: Device):
     assert min(spare_device) < 50_000
 
 
-def test_streams_run_side_by_side_and_a_copy_behind_what_it_waits_for(device: Device):
+def test_streams_run_side_by_side_and_a_copy_after_its_wait(device: Device):
     timeline = Timeline(device, ["s"])
     main, copies, other = device.stream("s"), device.stream("s-copy"), device.stream("t")
     rows = device.zeros((1024,), torch.float32)

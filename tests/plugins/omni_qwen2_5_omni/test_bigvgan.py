@@ -83,7 +83,7 @@ def test_pieces_with_enough_context_are_the_whole(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("shape", [{}, *OTHERS], ids=str)
-def test_context_is_what_transformers_network_reaches(shape: dict[str, Any]) -> None:
+def test_context_is_the_reach_of_transformers_network(shape: dict[str, Any]) -> None:
     """A frame that is no number spoils all that depends on it, however little."""
     net, reference = bigvgan_pair(**shape)
     middle = net.context + 3

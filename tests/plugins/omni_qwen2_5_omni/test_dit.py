@@ -117,7 +117,7 @@ def test_a_nan_row_does_not_reach_its_neighbours_and_is_used_again(remembers: bo
     assert error(rows.finish(again)[0], pair.expected(*utterances[1])) < TOLERANCE
 
 
-def test_a_window_anywhere_is_what_transformers_makes_of_its_slice(pair: DiTPair) -> None:
+def test_a_window_anywhere_equals_transformers_slice(pair: DiTPair) -> None:
     codes, noise = pair.codes(40), pair.noise(40)
     window = Denoised(2, codes[8:28], noise[16:56], first=8, context=8, fresh=8)
     rows = Rows(pair)

@@ -48,7 +48,7 @@ def prompt_of(prepared: Any) -> Prompt:
 
 
 def test_ids_and_positions_are_transformers(frontend: OmniFrontend) -> None:
-    """Of pictures that are taller or wider, one behind the other, of clips between them, and of text all around."""
+    """Of pictures that are taller or wider, one behind the other, of clips between them, and of text all context."""
     parts = ("what is", picture(84, 56), clip(8000), "and", picture(28, 140), picture(56, 56), clip(3000), "here")
     prompt = prompt_of(frontend.prepare(chat(*parts)))
     ids_T = torch.from_numpy(prompt.columns[0])
@@ -88,7 +88,7 @@ def test_features_of_pictures_are_those_of_the_published_processor(frontend: Omn
     assert torch.equal(tensors_of(payload)["grid"], made["image_grid_thw"][0])
 
 
-def test_the_talker_reads_what_the_thinker_read_and_two_more(frontend: OmniFrontend) -> None:
+def test_the_talker_reads_the_thinkers_inputs_and_two_more(frontend: OmniFrontend) -> None:
     prepared = frontend.prepare(chat(picture(84, 56), "what is it", voice="ethan"))
     prompt, args = prompt_of(prepared), prepared.edges["thinker->talker"]
     assert isinstance(args, HiddenConditioningArgs)

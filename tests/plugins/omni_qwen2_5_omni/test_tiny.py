@@ -11,7 +11,7 @@ from omni_qwen2_5_omni.tiny import TinyShape, write_tiny
 from tests.support.tiny_qwen2_5_omni import tiny_folder
 
 
-def test_shape_is_what_is_asked_for(tmp_path: Path) -> None:
+def test_shape_is_the_requested_one(tmp_path: Path) -> None:
     write_tiny(tmp_path, layers=2, talker_layers=1, voices=("Ann",), dit_layers=2, upsample_rates=(3, 2), block_size=4)
     config: Any = json.loads((tmp_path / "config.json").read_text())
     assert config["thinker_config"]["text_config"]["num_hidden_layers"] == 2

@@ -46,7 +46,7 @@ def sound(net: Token2Wav, codes_N: Tensor, noise_TM: Tensor) -> Tensor:
     return net.render(latents_BTM[:, : count * net.repeats])[0]
 
 
-def test_the_model_is_what_config_and_options_say() -> None:
+def test_the_model_follows_config_and_options() -> None:
     folder = tiny_folder(codec_stop_gain=0.0)
     net = built(folder, num_steps=4, guidance=0.0)
     assert (net.num_steps, net.net.branches, net.num_voices) == (4, 1, 2)

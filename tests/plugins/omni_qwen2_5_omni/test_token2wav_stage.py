@@ -77,7 +77,7 @@ def test_a_window_that_holds_everything_is_transformers_whole(pair: DiTPair, cap
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 1, 1), (2, 3, 2, 0)], ids=str)
-def test_streams_are_what_transformers_makes_of_their_windows(pair: DiTPair, sizes: tuple[int, int, int, int]) -> None:
+def test_streams_equal_transformers_windows(pair: DiTPair, sizes: tuple[int, int, int, int]) -> None:
     first, later, before, after = sizes
     asked = utterances(pair, 5, 41, 30)
     stage = bench(

@@ -59,7 +59,7 @@ def test_wrong_voices_are_named(folder: Path, content: object, message: str) -> 
         read_voices(Checkpoint(folder))
 
 
-def test_the_shortest_reference_is_what_the_network_takes(folder: Path) -> None:
+def test_the_shortest_reference_is_the_least_of_the_network(folder: Path) -> None:
     torch.save({"Ann": voice()}, folder / FILE)
     model = build(replace(stage_context(folder, "token2wav"), options=DiffusionOptions()))
     assert model.num_voices == 1

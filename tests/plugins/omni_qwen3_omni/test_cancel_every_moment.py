@@ -39,7 +39,7 @@ class World:
         self._tick(tick)
         engine.abort(request.id, GIVEN_UP)
         self._tick(SETTLING_TICKS)
-        assert victim.over
+        assert victim.finished
         for _ in range(ENOUGH_TICKS):
             if engine.idle:
                 break
@@ -73,7 +73,7 @@ def assert_close(wave: NDArray[np.float32], expected: NDArray[np.float32]) -> No
     assert np.abs(wave - expected).max(initial=0) <= TOLERANCE
 
 
-def test_the_other_request_gives_what_it_gives_alone_and_all_is_free(world: World) -> None:
+def test_the_other_request_equals_itself_alone_and_all_is_free(world: World) -> None:
     given = set()
     for tick in range(ENOUGH_TICKS):
         victim, other = world.give_up_before(tick)

@@ -118,7 +118,7 @@ def test_hidden_states_are_wanted_of_media_in_user_turns(frontend: OmniFrontend,
     ],
     ids=["text", "media", "turns"],
 )
-def test_the_talker_prompt_is_what_transformers_embeds(
+def test_the_talker_prompt_equals_transformers_embeddings(
     frontend: OmniFrontend, reference: Reference, asked: Chat
 ) -> None:
     prompt = _prompt(frontend.prepare(asked))

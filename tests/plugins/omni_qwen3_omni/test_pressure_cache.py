@@ -107,7 +107,7 @@ def test_parity_of_a_chat_whose_beginning_was_only_read() -> None:
     ),
     ids=["other picture", "other size", "other sound", "other voice", "other text", "other earlier picture"],
 )
-def test_parity_of_what_only_looks_alike(one: Chat, other: Chat) -> None:
+def test_parity_of_a_family_that_only_looks_alike(one: Chat, other: Chat) -> None:
     engine = fresh()
     for asked in (one, other, one):
         assert_parity(engine, [asked])

@@ -20,7 +20,7 @@ def our_answer(folder: Path, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("held", ["the embedding", "the output", "both alike", "both, and they differ"])
-def test_a_tied_checkpoint_gives_transformers_tokens_whatever_it_holds(held: str, tmp_path: Path) -> None:
+def test_a_tied_checkpoint_gives_transformers_tokens_with_any_head(held: str, tmp_path: Path) -> None:
     write_text_model(tmp_path, "tied")
     file = tmp_path / "model.safetensors"
     plain = our_answer(tmp_path, PROMPTS[5])

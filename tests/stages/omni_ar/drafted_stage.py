@@ -29,7 +29,7 @@ LENGTH = 64
 
 
 @dataclass(frozen=True)
-class Ask:
+class DraftedRequest:
     """number: decides the prompt, which repeats itself if it is odd."""
 
     number: int
@@ -60,7 +60,7 @@ def model() -> Deep:
 
 
 @cache
-def plain(ask: Ask) -> Any:
+def plain(ask: DraftedRequest) -> Any:
     driver = ArDriver(model(), options=ArOptions(max_num_seqs=1, max_model_len=LENGTH))
     ask.put(driver, "plain")
     driver.run()
@@ -73,7 +73,7 @@ class Scenario:
 
     options: ArOptions
     captured: bool
-    asks: tuple[tuple[int, Ask], ...]
+    asks: tuple[tuple[int, DraftedRequest], ...]
     leaves: Mapping[int, int]
 
     @classmethod
@@ -103,11 +103,11 @@ class Scenario:
             adaptive_drafts=draw.random() < 0.6,
             check_logits=draw.random() < 0.3,
         )
-        asks: list[tuple[int, Ask]] = []
+        asks: list[tuple[int, DraftedRequest]] = []
         for _ in range(draw.randrange(2, 6)):
             at, ask = (
                 draw.randrange(120),
-                Ask(draw.randrange(12), draw.choice(sorted(SAMPLING)), draw.choice((3, 12, 36, 60))),
+                DraftedRequest(draw.randrange(12), draw.choice(sorted(SAMPLING)), draw.choice((3, 12, 36, 60))),
             )
             # Asked again, its future is known.
             asks += [(at, ask), (at + draw.randrange(100, 500), ask)]
@@ -124,12 +124,12 @@ def run(plan: Scenario, device: SimulatedDevice) -> Counter[str]:
     driver = ArDriver(model(), device, plan.options, captured=plan.captured)
     asked, aborted = set[str](), set[str]()
 
-    def over() -> bool:
+    def finished() -> bool:
         return len(asked) == len(plan.asks) and asked == set(driver.ends) | aborted and not driver.held
 
-    simulation: Simulation = simulate(device, driver.tick, over)
+    simulation: Simulation = simulate(device, driver.tick, finished)
 
-    def join(name: str, ask: Ask) -> None:
+    def join(name: str, ask: DraftedRequest) -> None:
         asked.add(name)
         ask.put(driver, name)
 

@@ -5,6 +5,7 @@ Shape legend: N rows, T tokens of a row, K drafts, X width of hidden states, D w
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -234,3 +235,14 @@ class HeadRows:
 
     def _noise(self, *size: int) -> Tensor:
         return torch.randn(size, generator=self._generator)
+
+
+def move_later_drafts(drafter: ModelDrafter) -> None:
+    """Plants a fault: the second and later drafts of a head have the positions after theirs."""
+    model, run = drafter._model, drafter._model.forward
+
+    def forward(ids_T: torch.Tensor, features_TH: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        late = int(ids_T.shape[0] <= 3)  # passes of one entry a row
+        return run(ids_T, features_TH, replace(batch, positions_PT=batch.positions_PT + late))
+
+    model.forward = forward  # type: ignore[method-assign]

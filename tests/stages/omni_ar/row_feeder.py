@@ -19,20 +19,20 @@ from omni.testing.stages.loan import lend
 from omni_ar.inputs import StepInputs
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import TEXT, ArDriver
-from tests.support.listener import PAD, Condition, Listener, answered
+from tests.support.conditioned import PAD, Condition, ConditionedText, answered
 
 WIDTH = 8
-MODEL = Listener(WIDTH)
+MODEL = ConditionedText(WIDTH)
 
 
 @dataclass(slots=True)
 class Late:
     """An event that is done when the test sets `over`."""
 
-    over: bool = False
+    finished: bool = False
 
     def done(self) -> bool:
-        return self.over
+        return self.finished
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class RowFeeder:
 
     driver: ArDriver
     pages: Tensor
-    model: Listener = MODEL
+    model: ConditionedText = MODEL
     heard: dict[str, list[Condition]] = field(default_factory=dict)
     asked: dict[str, tuple[Sequence[int], int]] = field(default_factory=dict)
     lent: list[Given] = field(default_factory=list)
@@ -127,7 +127,7 @@ class RowFeeder:
 
 
 def feeder(
-    model: Listener = MODEL, device: Device | None = None, captured: bool = False, **changes: object
+    model: ConditionedText = MODEL, device: Device | None = None, captured: bool = False, **changes: object
 ) -> RowFeeder:
     options = replace(ArOptions(max_num_seqs=4, block_size=3), **changes)
     return RowFeeder(ArDriver(model, device, options, captured=captured), random_pages(), model)

@@ -19,7 +19,7 @@ from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
 from omni_ar.run.step import SampledStep, StepContext
-from tests.stages.omni_ar.simulated_stage import SAMPLING, TEXT, Ask, Scenario, SimulatedStage
+from tests.stages.omni_ar.simulated_stage import SAMPLING, TEXT, Scenario, SimulatedRequest, SimulatedStage
 from tests.support.ar_driver import ArDriver
 from tests.support.tiny_heads import setup_of
 from tests.support.trained_heads import MOST, PROMPTS, trained
@@ -28,7 +28,7 @@ LENGTH = 64
 
 
 @dataclass(frozen=True)
-class Known(Ask):
+class Known(SimulatedRequest):
     """Its prompt is one whose greedy text the head has learned."""
 
     @property
@@ -86,7 +86,7 @@ def failing_heads(kind: str, seed: int, layout: RankLayout) -> Scenario:
 
 
 @cache
-def alone(kind: str, ask: Ask) -> Any:
+def alone(kind: str, ask: SimulatedRequest) -> Any:
     model = trained(kind).setup.model
     driver = ArDriver(model, options=ArOptions(max_num_seqs=1, block_size=4, max_model_len=LENGTH))
     TEXT.ask(driver, "alone", ask)
@@ -137,7 +137,7 @@ class HeadStage(SimulatedStage):
             self._watch(drafter)
         return model, drafter
 
-    def _alone(self, ask: Ask) -> Any:
+    def _alone(self, ask: SimulatedRequest) -> Any:
         assert self.scenario.options.drafter is not None
         return alone(self.scenario.options.drafter, ask)
 

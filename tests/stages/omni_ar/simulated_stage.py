@@ -26,7 +26,7 @@ from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.pipeline import copy_tensor
 from tests.support.ar_driver import TEXT as TEXT_EDGE
 from tests.support.ar_driver import ArDriver, plain_prompt, small_drafter, small_runner
-from tests.support.deep_models import LAYERS, VOCABULARY, WIDTH, Deep, DeepListener, DeepTalker, filled, part_of
+from tests.support.deep_models import LAYERS, VOCABULARY, WIDTH, Deep, DeepConditioned, DeepTalker, filled, part_of
 from tests.support.small_codec import codec_prompt
 
 SAMPLING: Mapping[str, Mapping[str, Any]] = {
@@ -40,7 +40,7 @@ TALKER_SAMPLING: Mapping[str, Mapping[str, Any]] = {"greedy": {}, "random": {"te
 
 
 @dataclass(frozen=True)
-class Ask:
+class SimulatedRequest:
     """number: decides the prompt. sees: whether it has an embedding, which rank 0 alone is fed. wrong: whether that has a wrong
     width. most: the maximum number of its tokens."""
 
@@ -56,7 +56,7 @@ class Ask:
         return [(7 * self.number + 3 * place * place) % VOCABULARY for place in range(length)]
 
 
-def ask_text(driver: ArDriver, name: str, ask: Ask) -> None:
+def ask_text(driver: ArDriver, name: str, ask: SimulatedRequest) -> None:
     if not ask.sees:
         driver.ask(name, ask.ids, SAMPLING[ask.sampling], max_tokens=ask.most)
         return
@@ -68,24 +68,24 @@ def ask_text(driver: ArDriver, name: str, ask: Ask) -> None:
     driver.end(name, source="eyes")
 
 
-def ask_listener(driver: ArDriver, name: str, ask: Ask) -> None:
+def ask_conditioned(driver: ArDriver, name: str, ask: SimulatedRequest) -> None:
     """Its vectors are in pages that another stream writes meanwhile, as another stage does."""
     count, device = 3 + ask.number % 5, driver.device
     driver.ask(name, ask.ids, SAMPLING[ask.sampling], sources=(SOURCE, TEXT_EDGE), max_tokens=ask.most)
-    given = torch.randn(count, 1, DeepListener.heard, generator=torch.Generator().manual_seed(ask.number))
+    given = torch.randn(count, 1, DeepConditioned.heard, generator=torch.Generator().manual_seed(ask.number))
     for first in range(0, count, 2):
         part, stream = given[first : first + 2], device.stream("producer")
         pages = device.zeros(tuple(part.shape), part.dtype)
         device.launch(stream, copy_tensor, part, pages)
         columns = np.array(
-            [[(ask.number + 2 * index) % DeepListener.texts for index in range(first, first + len(part))]]
+            [[(ask.number + 2 * index) % DeepConditioned.texts for index in range(first, first + len(part))]]
         )
         payload = Payload(StepInputs(columns=columns), {"vectors": PageSlice(pages, np.arange(len(part)))})
         driver.feed(name, payload, device.record(stream))
     driver.condition(name, [], pad=2)
 
 
-def ask_talker(driver: ArDriver, name: str, ask: Ask) -> None:
+def ask_talker(driver: ArDriver, name: str, ask: SimulatedRequest) -> None:
     prompt = codec_prompt([each % DeepTalker.texts for each in ask.ids], [each % DeepTalker.codes for each in ask.ids])
     driver.speak(name, prompt, [ask.number % 9, 3, 4], TALKER_SAMPLING[ask.sampling], pad=2, max_tokens=ask.most)
 
@@ -95,7 +95,7 @@ class Kind:
     """make: the whole model. got: a request's results so far."""
 
     make: Callable[[], ArModel]
-    ask: Callable[[ArDriver, str, Ask], None]
+    ask: Callable[[ArDriver, str, SimulatedRequest], None]
     got: Callable[[ArDriver, str], Any]
     sampling: Mapping[str, Mapping[str, Any]]
 
@@ -108,9 +108,9 @@ def _scored(driver: ArDriver, name: str) -> Any:
 
 
 TEXT = Kind(Deep, ask_text, _scored, SAMPLING)
-LISTENER = Kind(DeepListener, ask_listener, _scored, SAMPLING)
+CONDITIONED = Kind(DeepConditioned, ask_conditioned, _scored, SAMPLING)
 TALKER = Kind(DeepTalker, ask_talker, lambda driver, name: driver.frames(name), TALKER_SAMPLING)
-KINDS = {"text": TEXT, "listener": LISTENER, "talker": TALKER}
+KINDS = {"text": TEXT, "conditioned": CONDITIONED, "talker": TALKER}
 
 
 CONTENTS: Mapping[str, Sequence[int]] = {"send_tensors": (2,), "receive_tensors": (2,), "send_inputs": (1, 3)}
@@ -143,7 +143,7 @@ def _embeddings(buffers: Sequence[object]) -> Iterator[Tensor]:
 
 
 @cache
-def alone(kind: str, ask: Ask) -> Any:
+def alone(kind: str, ask: SimulatedRequest) -> Any:
     driver = ArDriver(filled(KINDS[kind].make()))
     KINDS[kind].ask(driver, "alone", ask)
     driver.gather_all()
@@ -159,7 +159,7 @@ class Scenario:
     layout: RankLayout
     options: ArOptions
     captured: bool
-    asks: tuple[tuple[int, Ask], ...]
+    asks: tuple[tuple[int, SimulatedRequest], ...]
     leaves: Mapping[int, int]
     fails: Mapping[str, Collection[int]] = field(default_factory=dict)
     rests: Mapping[int, tuple[int, int]] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class Scenario:
         asks = [
             (
                 draw.randrange(120),
-                Ask(
+                SimulatedRequest(
                     draw.randrange(12),
                     draw.choice(sorted(KINDS[kind].sampling)),
                     sees=kind == "text" and draw.random() < 0.3,
@@ -200,10 +200,10 @@ class Scenario:
 
     @classmethod
     def conditioned(cls, seed: int, tensor: int = 1, pipeline: int | None = None) -> "Scenario":
-        """As `of`, of a listener."""
+        """As `of`, of a conditioned model."""
         plan, draw = cls.of(seed, tensor, pipeline), random.Random(f"conditioned {seed}")
         asks = [(at, replace(ask, sampling=draw.choice(sorted(SAMPLING)), sees=False)) for at, ask in plan.asks]
-        return replace(plan, kind="listener", asks=tuple(asks))
+        return replace(plan, kind="conditioned", asks=tuple(asks))
 
     @classmethod
     def failing(cls, seed: int, tensor: int = 1, pipeline: int | None = None) -> "Scenario":
@@ -211,7 +211,7 @@ class Scenario:
         plan, draw = cls.of(seed, tensor, pipeline), random.Random(f"failing {seed}")
         asks = [(at, replace(ask, sampling=draw.choice(sorted(SAMPLING)))) for at, ask in plan.asks]
         for number in range(draw.choice((1, 2))):
-            asks.append((draw.randrange(120), Ask(number, "greedy", sees=True, wrong=True)))
+            asks.append((draw.randrange(120), SimulatedRequest(number, "greedy", sees=True, wrong=True)))
         fails = {name: draw.sample(range(1, 60), 2) for name in ("embed_inputs", "compute_logits")}
         starts = {index: at + draw.randrange(100) for index, (at, _) in enumerate(asks) if draw.random() < 0.4}
         rests = {index: (start, start + draw.randrange(150)) for index, start in starts.items()}
@@ -252,7 +252,7 @@ class SimulatedStage:
         model = part_of(make, layout.position(rank), layout.pipeline, communicator=own)
         return model, small_drafter(model, plan.options)
 
-    def _alone(self, ask: Ask) -> Any:
+    def _alone(self, ask: SimulatedRequest) -> Any:
         """A request's results of the whole model."""
         return alone(self.scenario.kind, ask)
 
@@ -274,7 +274,7 @@ class SimulatedStage:
         self.counters |= Counter(driver.worker.counters())
         self.world.assert_no_races()
 
-    def _check(self, name: str, ask: Ask) -> None:
+    def _check(self, name: str, ask: SimulatedRequest) -> None:
         """A request has the results that it has alone. It fails only if a step of it alone does, by intention."""
         end, got = self.driver.ends.get(name), KINDS[self.scenario.kind].got(self.driver, name)
         if ask.wrong:
@@ -290,7 +290,7 @@ class SimulatedStage:
         if end is not None:
             assert got == expected, f"request {name}: {ask} gets {got}, and alone {expected}"
 
-    def _ask(self, name: str, ask: Ask) -> None:
+    def _ask(self, name: str, ask: SimulatedRequest) -> None:
         self._asked += 1
         KINDS[self.scenario.kind].ask(self.driver, name, ask)
 

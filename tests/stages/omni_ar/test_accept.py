@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from omni.device.cpu import CpuDevice
 from omni.sampling import GREEDY, SamplingParams
 from omni_ar.kernels.step import accept_tokens
-from omni_ar.kernels.step.draft_state import REPORTED, DraftFields
+from omni_ar.kernels.step.draft_state import DraftFields
 from omni_ar.kernels.step.drafts import accept_drafts, record_drafts
+from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, STATUS, VERIFIED, handoff_width
 from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
@@ -23,7 +24,7 @@ from omni_ar.sampling.pack import flags_of, merge_flags
 from tests.support.small_text import SmallText
 
 DRAFTS = 3
-WIDTH = 2 + 1 + DRAFTS + REPORTED
+WIDTH = handoff_width(1 + DRAFTS, reports_drafts=True)
 VOCAB = 13
 STOPS = (3, 7)
 ROWS = 6
@@ -52,9 +53,9 @@ class Row:
                 status = RowStatus.FULL
             if token in STOPS:
                 status = RowStatus.STOPPED
-            if status.over or token != draft:
+            if status.finished or token != draft:
                 break
-        self.running = not status.over
+        self.running = not status.finished
         self.length += count
         return status, count
 
@@ -102,10 +103,10 @@ def test_drafts_are_accepted_as_one_by_one(limits: list[int], seed: int, steps: 
         for place, index in enumerate(batch.tolist()):
             row = rows[index]
             status, count = row.step(ids[place].tolist(), drafted[place, : offered[place]].tolist())
-            assert int(out_RW[place, 1]) == count
-            assert out_RW[place, 2 : 2 + positions].tolist() == ids[place].tolist()
-            assert int(out_RW[place, -REPORTED]) == offered[place]
-            assert not count or int(out_RW[place, 0]) == status
+            assert int(out_RW[place, NUM_TOKENS]) == count
+            assert out_RW[place, IDS : IDS + positions].tolist() == ids[place].tolist()
+            assert int(out_RW[place, VERIFIED]) == offered[place]
+            assert not count or int(out_RW[place, STATUS]) == status
             assert DraftFields(*drafts.fields[index].tolist())[-2:] == (0, 0)
     for index, row in enumerate(rows):
         fields = RowFields(*state.fields[index].tolist())

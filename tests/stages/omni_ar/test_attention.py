@@ -89,7 +89,7 @@ def test_each_feature_alone(name):
         check(run(world, decodes, prefills, world.features(name)))
 
 
-def test_decode_rows_do_not_read_what_has_left_the_window():
+def test_decode_rows_do_not_read_tokens_outside_the_window():
     world = PagedRows(3)
     check(run(world, [0, 5, 13], [], AttentionFeatures(window=6), poison=world.poison))
 

@@ -1,4 +1,4 @@
-"""A writer whose hidden states condition the steps of a listener: its tokens equal those of a plain loop, under any pressure."""
+"""A writer whose hidden states condition the steps of an answerer: its tokens equal those of a plain loop, under any pressure."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -10,17 +10,17 @@ from omni.device import Device, SyncCheck, open_device, sync_guard
 from omni.sampling import HostRules, SamplingParams
 from omni.testing import SimulatedDevice
 from omni.testing.engines import GIVEN_UP, TickedEngine
-from tests.support.devices import full_float32, no_synchronization
-from tests.support.listener import (
+from tests.support.conditioned import (
     ANSWER,
-    LISTENER,
+    ANSWERER,
     TEXT,
     WRITER,
     answer,
     ask,
-    listener_plugins,
+    conditioned_plugins,
     write_checkpoint,
 )
+from tests.support.devices import full_float32, no_synchronization
 from tests.support.received import Received
 from tests.support.small_text import TwoInARow
 from tests.support.tiers import SLOW, few
@@ -31,10 +31,10 @@ WRITES, ANSWERS = 11, 14
 FEW_BLOCKS = {
     "writer.num_blocks": 9,
     "writer.max_model_len": 27,
-    "listener.num_blocks": 9,
-    "listener.max_model_len": 27,
+    "answerer.num_blocks": 9,
+    "answerer.max_model_len": 27,
 }
-TIGHT = {"writer.max_num_seqs": 1, "listener.max_num_seqs": 1}
+TIGHT = {"writer.max_num_seqs": 1, "answerer.max_num_seqs": 1}
 
 
 def build(
@@ -45,7 +45,7 @@ def build(
     credit: int = 64,
     graphs: bool = False,
 ) -> TickedEngine:
-    return TickedEngine(write_checkpoint(folder, credit), listener_plugins(), settings, device, graphs=graphs)
+    return TickedEngine(write_checkpoint(folder, credit), conditioned_plugins(), settings, device, graphs=graphs)
 
 
 def submit(
@@ -58,7 +58,7 @@ def submit(
     writes: int = WRITES,
     answers: int = ANSWERS,
 ) -> Received:
-    sampling = {WRITER: SamplingParams(max_tokens=writes), LISTENER: SamplingParams(max_tokens=answers)}
+    sampling = {WRITER: SamplingParams(max_tokens=writes), ANSWERER: SamplingParams(max_tokens=answers)}
     heard, name = Received(), str(index)
     request = ask(
         name,
@@ -95,7 +95,7 @@ def expect(results: Sequence[Received]) -> None:
 def test_answers_are_those_of_a_plain_loop(
     tmp_path: Path, settings: Mapping[str, object], credit: int, graphs: bool, ahead: int
 ) -> None:
-    in_flight = {"writer.max_in_flight": ahead, "listener.max_in_flight": ahead}
+    in_flight = {"writer.max_in_flight": ahead, "answerer.max_in_flight": ahead}
     engine = build(tmp_path, {**settings, **in_flight}, credit=credit, graphs=graphs)
     results = []
     for index in range(4):
@@ -104,11 +104,11 @@ def test_answers_are_those_of_a_plain_loop(
     engine.run_to_end()
     expect(results)
     assert [len(heard.exact[TEXT]) for heard in results] == [WRITES] * 4
-    assert (engine.engine.counters()[LISTENER]["preemptions"] > 0) == bool(settings)
+    assert (engine.engine.counters()[ANSWERER]["preemptions"] > 0) == bool(settings)
 
 
-def test_one_row_each_and_a_credit_of_one_and_those_who_come_later_first(tmp_path: Path) -> None:
-    """The request with the listener's row needs a row of the writer: the request with that one must not be paused meanwhile."""
+def test_one_row_a_credit_of_one_and_later_requests_first(tmp_path: Path) -> None:
+    """The request with the answerer's row needs a row of the writer: the request with that one must not be paused meanwhile."""
     engine = build(tmp_path, TIGHT, credit=1)
     results = []
     for index in range(4):
@@ -119,7 +119,7 @@ def test_one_row_each_and_a_credit_of_one_and_those_who_come_later_first(tmp_pat
 
 
 @pytest.mark.parametrize("seed", few(2, [1, 2, 0], SLOW))
-def test_a_producer_that_stalls_delays_its_listeners_and_nothing_else(tmp_path: Path, seed: int) -> None:
+def test_a_producer_that_stalls_delays_its_answerers_and_nothing_else(tmp_path: Path, seed: int) -> None:
     device = SimulatedDevice(seed)
     engine = build(tmp_path, [{}, FEW_BLOCKS, TIGHT][seed], device, credit=(64, 3, 1)[seed], graphs=seed == 1)
     device.synchronize()
@@ -127,7 +127,7 @@ def test_a_producer_that_stalls_delays_its_listeners_and_nothing_else(tmp_path: 
     results: dict[int, Received] = {}
     for index in range(4):
         simulation.at(12 * index, lambda i=index: results.setdefault(i, submit(engine, i)))  # type: ignore[misc]
-    for round_, stream in ((5, "listener"), (40, "writer"), (70, "listener"), (100, "writer")):
+    for round_, stream in ((5, "answerer"), (40, "writer"), (70, "answerer"), (100, "writer")):
         simulation.at(round_, lambda s=stream: device.stall(s, 1.0))  # type: ignore[misc]
     simulation.run()
     engine.assert_free()
@@ -145,9 +145,9 @@ def test_tokens_that_were_withheld_are_not_heard(tmp_path: Path) -> None:
     assert any(heard.ends[WRITER][0] == "stop" for heard in results)
 
 
-def test_the_longest_text_conditions_a_listener_of_any_length_to_its_end(tmp_path: Path) -> None:
+def test_the_longest_text_conditions_a_answerer_of_any_length_to_its_end(tmp_path: Path) -> None:
     for limits in ((20, 40), (40, 20)):
-        engine = build(tmp_path, dict(zip(("writer.max_model_len", "listener.max_model_len"), limits, strict=True)))
+        engine = build(tmp_path, dict(zip(("writer.max_model_len", "answerer.max_model_len"), limits, strict=True)))
         results = [submit(engine, index, writes=96, answers=96) for index in range(4)]
         engine.run_to_end()
         for index, heard in enumerate(results):
@@ -172,8 +172,8 @@ def test_a_request_that_leaves_holds_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ahead", [2, pytest.param(4, marks=pytest.mark.gpu)])
 def test_nothing_waits_for_the_device(tmp_path: Path, name: str, graphs: bool, ahead: int) -> None:
     device = open_device(name)
-    in_flight = {"writer.max_in_flight": ahead, "listener.max_in_flight": ahead}
-    block_size = {"writer.block_size": 4, "listener.block_size": 4}
+    in_flight = {"writer.max_in_flight": ahead, "answerer.max_in_flight": ahead}
+    block_size = {"writer.block_size": 4, "answerer.block_size": 4}
     refused = no_synchronization() if name == "cuda" else nullcontext()
     with full_float32():
         engine = build(tmp_path, in_flight | block_size, device, graphs=graphs)

@@ -18,8 +18,8 @@ from omni_ar.run.limits import Limits
 from omni_ar.run.profile import run_largest_steps
 from tests.stages.omni_ar.row_feeder import MODEL, WIDTH, Late, RowFeeder, feeder, random_pages
 from tests.support.ar_driver import TEXT, ArDriver, plain_prompt
+from tests.support.conditioned import ConditionedText, WordlessConditionedText
 from tests.support.devices import CountingDevice
-from tests.support.listener import Listener, WordlessListener
 from tests.support.small_codec import SmallCodec, codec_prompt
 
 PROMPTS = [[(7 * place + 5 * index) % 53 for place in range(2 + 3 * index)] for index in range(5)]
@@ -67,7 +67,7 @@ def test_exchanged_conditioning_rows_change_the_answer():
 
 def test_rows_alone_and_rows_of_all_requests_in_one_launch():
     device = CountingDevice()
-    feed = feeder(WordlessListener(WIDTH), device)
+    feed = feeder(WordlessConditionedText(WIDTH), device)
     for name in "012":
         feed.open(name, PROMPTS[int(name)], 8)
     feed.driver.run()
@@ -101,7 +101,7 @@ def test_steps_keep_their_order_behind_rows_that_have_not_arrived():
     feed.driver.run()
     assert feed.driver.held["leases"] == 4
     assert len(feed.tokens("0")) == 2, "the second step's row is not there, and the inputs behind it wait"
-    late.over = True
+    late.finished = True
     feed.check("0")
 
 
@@ -363,15 +363,15 @@ def test_a_preempted_request_goes_on_when_its_row_comes():
     assert feed.driver.counter("preemptions") == 1
     assert feed.driver.done("other").reason == "length"
     assert len(feed.tokens("evicted")) == 2
-    late.over = True
+    late.finished = True
     feed.driver.run()
     assert len(feed.tokens("evicted")) == 3
     feed.end("evicted")
     feed.check("evicted", "other")
 
 
-@pytest.mark.parametrize("model", [MODEL, WordlessListener(WIDTH)])
-def test_conditioned_tokens_are_no_prefix_of_a_prompt(model: Listener):
+@pytest.mark.parametrize("model", [MODEL, WordlessConditionedText(WIDTH)])
+def test_conditioned_tokens_are_no_prefix_of_a_prompt(model: ConditionedText):
     feed = feeder(model, max_num_seqs=2, block_size=2)
     prompt = [1, 2, 3, 4]
     feed.open("first", prompt, 9)
@@ -384,7 +384,7 @@ def test_conditioned_tokens_are_no_prefix_of_a_prompt(model: Listener):
     assert feed.driver.counter("cached_tokens") == len(prompt)
 
 
-class Watched(Listener):
+class Watched(ConditionedText):
     def __init__(self) -> None:
         super().__init__(WIDTH)
         self.given: list[Tensor] = []

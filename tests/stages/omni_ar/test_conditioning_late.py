@@ -44,7 +44,7 @@ class Lenders:
     def turn(self) -> bool:
         return self.driver.tick() | self.owner.reuse()
 
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         ended = len(self.driver.ends) == len(PROMPTS)
         return ended and not self.owner.waiting and idle(self.driver.worker)
 
@@ -57,7 +57,7 @@ def test_rows_whose_copy_fails(phase: str, number: int, after: bool):
         device = FaultyStirredDevice(seed)
         lenders = Lenders(device)
         driver = lenders.driver
-        simulation = simulate(device, lenders.turn, functools.partial(Lenders.is_over, lenders))
+        simulation = simulate(device, lenders.turn, functools.partial(Lenders.is_finished, lenders))
         for index in range(len(PROMPTS)):
             simulation.sometime(10, functools.partial(lenders.give, index), f"give {index}")
         device.fail(phase, number, after=after)

@@ -51,16 +51,16 @@ def test_fabricated_drafts_are_of_an_equal_request():
     drafter.finished(asked([1, 2], temperature=1.0, seed=3), [4, 5, 6])
     drafter.finished(asked([1, 2], 1, temperature=1.0, seed=3), [7, 8])
     drafter.finished(asked([1, 2], seed=3), [9])
-    assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), []) == [4, 5, 6]
-    assert drafter.foresee(asked([1, 2], 1, temperature=1.0, seed=3), []) == [7, 8]
-    assert drafter.foresee(asked([1, 2], temperature=1.0, seed=4), []) == ()
-    assert drafter.foresee(asked([1, 2], seed=4), []) == [9]
+    assert drafter.predicted_tokens(asked([1, 2], temperature=1.0, seed=3), []) == [4, 5, 6]
+    assert drafter.predicted_tokens(asked([1, 2], 1, temperature=1.0, seed=3), []) == [7, 8]
+    assert drafter.predicted_tokens(asked([1, 2], temperature=1.0, seed=4), []) == ()
+    assert drafter.predicted_tokens(asked([1, 2], seed=4), []) == [9]
     # A row that starts again has outputs already.
-    assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), [4]) == [5, 6]
-    assert drafter.foresee(asked([1, 2], temperature=1.0, seed=3), [5]) == ()
+    assert drafter.predicted_tokens(asked([1, 2], temperature=1.0, seed=3), [4]) == [5, 6]
+    assert drafter.predicted_tokens(asked([1, 2], temperature=1.0, seed=3), [5]) == ()
 
 
-def test_fabricated_drafts_end_with_what_is_known():
+def test_fabricated_drafts_end_with_the_known_text():
     """Id 0 is a token as any other. The last column of a text has no meaning."""
     text_NL = torch.tensor(
         [
@@ -89,7 +89,7 @@ def test_the_oldest_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch):
     drafter = remembering()
     for number in range(3):
         drafter.finished(asked([number]), [number])
-    assert [drafter.foresee(asked([number]), []) for number in range(3)] == [(), [1], [2]]
+    assert [drafter.predicted_tokens(asked([number]), []) for number in range(3)] == [(), [1], [2]]
 
 
 def test_a_row_s_former_text_makes_no_drafts():
@@ -105,7 +105,7 @@ class Foreseeing(FabricatedDrafter):
 
     seen = 0
 
-    def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+    def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
         self.seen += 1
         return [3] * 1000
 

@@ -18,7 +18,7 @@ from omni.testing.faults import FaultyDevice
 from omni_ar.drafters import CacheShape, Drafter, DraftModel, DraftRows, DraftSetup, FeatureShape, ModelDrafter
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.load import load_drafter
-from omni_ar.kernels.step.draft_state import REPORTED
+from omni_ar.kernels.step.handoff import REPORTED
 from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
@@ -38,7 +38,7 @@ def test_a_stage_without_a_drafter_has_no_state_of_drafts():
     assert drafted._state.handoff.host.shape[2] == 3 + 2 + REPORTED
 
 
-def test_a_stage_without_a_drafter_launches_what_it_did(monkeypatch: pytest.MonkeyPatch):
+def test_a_stage_without_a_drafter_has_the_same_launches_as_before(monkeypatch: pytest.MonkeyPatch):
     launched: list[str] = []
     real = CpuDevice.launch
 

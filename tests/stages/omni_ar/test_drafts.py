@@ -14,6 +14,7 @@ from omni_ar.drafters import DraftRequest
 from omni_ar.drafters.fabricated import FabricatedDrafter
 from omni_ar.kernels.sampling.state import SamplingState
 from omni_ar.kernels.step import draft_reference
+from omni_ar.kernels.step.handoff import NUM_TOKENS
 from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.run import forward, source
 from omni_ar.run.allocator import Allocator
@@ -56,7 +57,7 @@ def test_tokens_are_those_of_plain_decoding(drafter: str, drafts: int, seeded: b
 
 
 @pytest.mark.parametrize("seed", few(1, range(40), SLOW))
-def test_each_request_gets_what_it_gets_without_drafts(seed: int):
+def test_requests_with_drafts_equal_those_without(seed: int):
     run_seed(seed)
 
 
@@ -111,7 +112,9 @@ def accepting_whatever_is_offered(patch: pytest.MonkeyPatch) -> None:
 def counting_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
     def record(state: RowState, rows_R: Any, accepted_RW: Any, positions: int, advance_R: Any, flags: Any) -> None:
         draft_reference.record_drafts(state, rows_R, accepted_RW, positions, advance_R, flags)
-        state.columns.length.index_add_(0, rows_R, (accepted_RW[:, 1] > 0) * (positions - accepted_RW[:, 1]))
+        state.columns.length.index_add_(
+            0, rows_R, (accepted_RW[:, NUM_TOKENS] > 0) * (positions - accepted_RW[:, NUM_TOKENS])
+        )
 
     patch.setattr(source, "record_drafts", record)
 
@@ -260,8 +263,8 @@ class Told(FabricatedDrafter):
         super().__init__({}, draft_setup(MODEL, drafts))
         self._wrong = wrong
 
-    def foresee(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
-        told = super().foresee(request, outputs)
+    def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+        told = super().predicted_tokens(request, outputs)
         return [(token + 1) % 11 if at < self._wrong else token for at, token in enumerate(told, len(outputs))]
 
 
@@ -309,7 +312,7 @@ def test_drafts_that_become_right_are_verified_again():
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 8])
-def test_blocks_are_held_for_what_may_be_accepted_and_no_more(in_flight: int):
+def test_blocks_are_held_for_acceptable_drafts_and_no_more(in_flight: int):
     drafts, size = 8, 4
     device = LateDevice(3, check=False)
     options: dict[str, Any] = {

@@ -1,6 +1,5 @@
 """EAGLE-3 heads: drafts as those of a reference that recomputes every entry, and refusals."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from omni.errors import CheckpointError, ConfigError
 from omni_ar.drafters import DraftSetup, FeatureShape
 from omni_ar.drafters.eagle3 import Eagle3Drafter
-from omni_ar.model import Batch
 from tests.stages.omni_ar.eagle3_rows import drafter_of, rows_of
+from tests.stages.omni_ar.head_rows import move_later_drafts
 from tests.support.tiny_heads import eagle3_head, setup_of, write_stage
 
 
@@ -159,7 +158,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         _put("layers.1.mlp.up_proj.weight", torch.zeros(2, 2)),
-        "layers.1.mlp.up_proj.weight: is no weight of a supported",
+        "layers.1.mlp.up_proj.weight: is not a weight of a supported",
     ),
     (_put("midlayer.self_attn.q_norm.weight", torch.ones(8)), "q_norm.weight: is unexpected: the model has no param"),
 ]
@@ -221,17 +220,6 @@ def _no_shift(drafter: Eagle3Drafter) -> None:
     drafter._shift = 0
 
 
-def _later_drafts(drafter: Eagle3Drafter) -> None:
-    """Their positions."""
-    model, run = drafter._model, drafter._model.forward
-
-    def forward(ids_T: torch.Tensor, features_TH: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        late = int(ids_T.shape[0] <= 3)  # passes of one entry a row
-        return run(ids_T, features_TH, replace(batch, positions_PT=batch.positions_PT + late))
-
-    model.forward = forward  # type: ignore[method-assign]
-
-
 def _no_norm(name: str) -> Any:
     def without(drafter: Eagle3Drafter) -> None:
         module = drafter._model.get_submodule(name)
@@ -261,7 +249,7 @@ def _normed_features(drafter: Eagle3Drafter) -> None:
 
 FAULTS = [
     _no_shift,
-    _later_drafts,
+    move_later_drafts,
     *map(_no_norm, ("midlayer.hidden_norm", "midlayer.input_layernorm", "norm")),
     _offsets_as_ids,
     _hidden_first,

@@ -13,8 +13,7 @@ from omni.errors import CheckpointError, ConfigError
 from omni_ar.drafters import CacheShape, DraftSetup, FeatureShape
 from omni_ar.drafters.mtp import MtpDrafter, MtpHead
 from omni_ar.layers.text_model import TextModel
-from omni_ar.model import Batch
-from tests.stages.omni_ar.head_rows import HeadRows
+from tests.stages.omni_ar.head_rows import HeadRows, move_later_drafts
 from tests.support.small_text import SmallText
 from tests.support.tiny_heads import MtpReference, add_mtp, setup_of, write_stage
 
@@ -155,7 +154,7 @@ def test_refused_for_a_stage_without_a_head_or_with_other_layers(tmp_path: Path)
         CheckpointError, match=r"mtp\.fc\.weight: .* this checkpoint has no head for multi-token predict"
     ):
         drafter_of(setup)
-    with pytest.raises(ConfigError, match=r"text\.drafter: is 'mtp', and SmallText is no `TextModel`"):
+    with pytest.raises(ConfigError, match=r"text\.drafter: is 'mtp', and SmallText is not a `TextModel`"):
         drafter_of(replace(setup, model=SmallText()))
 
 
@@ -164,17 +163,6 @@ def test_refused_for_a_stage_without_a_head_or_with_other_layers(tmp_path: Path)
 
 def _no_shift(drafter: MtpDrafter) -> None:
     drafter._shift = 0
-
-
-def _later_drafts(drafter: MtpDrafter) -> None:
-    """Their positions."""
-    model, run = drafter._model, drafter._model.forward
-
-    def forward(ids_T: torch.Tensor, features_TH: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        late = int(ids_T.shape[0] <= 3)  # passes of one entry a row
-        return run(ids_T, features_TH, replace(batch, positions_PT=batch.positions_PT + late))
-
-    model.forward = forward  # type: ignore[method-assign]
 
 
 def _no_norm(name: str) -> Any:
@@ -194,7 +182,7 @@ def _hidden_first(drafter: MtpDrafter) -> None:
 
 FAULTS = [
     _no_shift,
-    _later_drafts,
+    move_later_drafts,
     *map(_no_norm, ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")),
     _hidden_first,
 ]

@@ -9,7 +9,7 @@ from omni.sampling import SamplingParams
 from omni.stage import Feed
 from omni.testing import SimulatedDevice
 from omni.testing.engines import TickedEngine
-from tests.support.listener import LISTENER, WRITER, ask, listener_plugins, write_checkpoint
+from tests.support.conditioned import ANSWERER, WRITER, ask, conditioned_plugins, write_checkpoint
 
 STEP, COPY = "prepare_decodes", "gather_rows"
 """The first launch of a decode step, and the copy of hidden states out of the writer's pages."""
@@ -33,12 +33,12 @@ class LaunchLog(SimulatedDevice):
 
 def begin(folder: Path, device: LaunchLog, requests: int) -> TickedEngine:
     """Both stages decode all requests."""
-    settings = {"listener.max_num_seqs": requests, "writer.max_num_seqs": requests}
-    engine = TickedEngine(write_checkpoint(folder), listener_plugins(), settings, device, graphs=False)
-    sampling = {WRITER: SamplingParams(max_tokens=40), LISTENER: SamplingParams(max_tokens=40)}
+    settings = {"answerer.max_num_seqs": requests, "writer.max_num_seqs": requests}
+    engine = TickedEngine(write_checkpoint(folder), conditioned_plugins(), settings, device, graphs=False)
+    sampling = {WRITER: SamplingParams(max_tokens=40), ANSWERER: SamplingParams(max_tokens=40)}
     for index in range(requests):
         engine.engine.submit(ask(str(index), [3 + index], [5], sampling=sampling), lambda output: None)
-    while engine.engine.counters()[LISTENER]["decode_tokens"] < 4 * requests:
+    while engine.engine.counters()[ANSWERER]["decode_tokens"] < 4 * requests:
         engine.tick()
         device.run()
     return engine
@@ -46,8 +46,8 @@ def begin(folder: Path, device: LaunchLog, requests: int) -> TickedEngine:
 
 def waiting(engine: TickedEngine) -> int:
     """Payloads that are ready and not copied."""
-    worker = engine.engine._workers[LISTENER]
-    return engine.engine.usage()[LISTENER]["leases"] + sum(isinstance(each, Feed) for each in worker.inbox)
+    worker = engine.engine._workers[ANSWERER]
+    return engine.engine.usage()[ANSWERER]["leases"] + sum(isinstance(each, Feed) for each in worker.inbox)
 
 
 @pytest.mark.parametrize("requests", [1, 3])
@@ -69,13 +69,13 @@ def test_a_payload_is_copied_before_the_turn_launches_a_step(tmp_path: Path, req
 
 
 def test_a_payload_that_is_ready_during_a_launch_waits_for_no_other(tmp_path: Path) -> None:
-    """The writer's step ends while the listener's is launched: the copy follows in the same turn."""
+    """The writer's step ends while the answerer's is launched: the copy follows in the same turn."""
     device = LaunchLog()
     engine = begin(tmp_path, device, 1)
     device.during = WRITER
     copies = 0
     for _ in range(12):
-        device.run([LISTENER])
+        device.run([ANSWERER])
         device.launched.clear()
         engine.tick()
         assert not waiting(engine)

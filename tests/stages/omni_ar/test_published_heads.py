@@ -234,7 +234,7 @@ class Executed:
             r"model: pytorch_model\.bin: is damaged, or holds more than tensors \(UnpicklingError\)",
         ),
         ([torch.zeros(2)], r"model: pytorch_model\.bin: holds no table of weights; use the file of a published head"),
-        ({3: torch.zeros(2)}, r"model: 3: is no weight of a supported EAGLE-3 head"),
+        ({3: torch.zeros(2)}, r"model: 3: is not a weight of a supported EAGLE-3 head"),
         ({"fc.weight": 3}, r"model: pytorch_model\.bin: holds no table of weights; use the file of a published head"),
         (None, r"model: checkpoint: .* holds no weights: neither"),
     ],

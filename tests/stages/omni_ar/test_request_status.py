@@ -63,5 +63,5 @@ def test_only_requests_that_have_ended_take_no_tokens():
     ],
 )
 def test_a_row_status_has_a_reason_and_may_have_a_frame(status: RowStatus, reason: str | None, has_frame: bool) -> None:
-    assert (status.reason if status.over else None, status.has_frame) == (reason, has_frame)
+    assert (status.reason if status.finished else None, status.has_frame) == (reason, has_frame)
     assert RowStatus(int(status)) is status, "it travels as a number"

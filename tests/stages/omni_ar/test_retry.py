@@ -39,7 +39,7 @@ def test_a_prompt_that_no_model_can_embed_fails_alone():
 
 
 @pytest.mark.plants_faults
-def test_a_token_that_no_model_can_embed_fails_who_generated_it():
+def test_a_token_that_no_model_can_embed_fails_its_request():
     bad = next(token for token in ANSWERS[2][3:-1] if all(token not in (*PROMPTS[i], *ANSWERS[i]) for i in (0, 1, 3)))
     first = ANSWERS[2].index(bad)
     assert bad not in PROMPTS[2]

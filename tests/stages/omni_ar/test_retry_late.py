@@ -88,7 +88,7 @@ class Readers(ArDriver):
         """Whether of the prompt, the first token's index, and the likeliest ids, of each chunk of log-probabilities."""
         return [(chunk.prompt, chunk.first, chunk.ids.tolist()) for chunk in self.logprobs(name)]
 
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return len(self.ends) == len(NAMES) and not self.lent and not self.owner.waiting and idle(self.worker)
 
     def failed(self) -> bool:
@@ -141,7 +141,7 @@ after = pytest.mark.parametrize("after", [False, True], ids=["instead", "after"]
 
 
 def traffic(device: FaultyStirredDevice, driver: Readers) -> Simulation:
-    simulation = simulate(device, driver.turn, driver.over)
+    simulation = simulate(device, driver.turn, driver.finished)
     for index in range(len(NAMES)):
         simulation.sometime(30, functools.partial(driver.begin, index), f"begin {index}")
     return simulation
@@ -249,7 +249,7 @@ def frames() -> list[list[list[int]]]:
     return [spoken(CODEC, prompt, [index, 7, 9], 2, 14) for index, prompt in enumerate(SPEAKERS)]
 
 
-def over(driver: ArDriver) -> bool:
+def finished(driver: ArDriver) -> bool:
     return len(driver.ends) == len(SPEAKERS) and not driver.lent and idle(driver.worker)
 
 
@@ -266,7 +266,7 @@ def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[li
             chance = device.schedule.random.random() if device.schedule is not None else 0.0
             return driver.tick() | (chance < 0.1 and driver.gather())
 
-        simulation = simulate(device, turn, functools.partial(over, driver))
+        simulation = simulate(device, turn, functools.partial(finished, driver))
         for index, prompt in enumerate(SPEAKERS):
             driver.speak(str(index), prompt, [index, 7, 9], pad=2, rank=(0, index), max_tokens=14)
         device.fail(phase, 0 if phase in ("restore_frames", "gather_rows") else 4, after=after)

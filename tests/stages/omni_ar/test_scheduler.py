@@ -219,7 +219,7 @@ def test_prompts_are_cut_short_while_the_slack_of_a_listener_is_short():
     assert stage.must_step().chunk_tokens == 12, "there is plenty of slack"
 
 
-def test_a_long_prompt_takes_what_decodes_leave_of_the_budget():
+def test_a_long_prompt_takes_the_rest_of_the_budget_after_decodes():
     stage = Stage(rows=3, blocks=40, budget=6)
     stage.add(request("a", 4, 20), request("b", 2, 20))
     stage.step()

@@ -14,7 +14,7 @@ from omni_ar.run.pipeline import ReceivedTokens
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.state import Resources
 from omni_ar.run.transfers import InputTransfers, StepTransfers
-from tests.stages.omni_ar.simulated_stage import Ask, Scenario, run, run_seed
+from tests.stages.omni_ar.simulated_stage import Scenario, SimulatedRequest, run, run_seed
 from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
@@ -271,7 +271,10 @@ SHORT = Scenario(
     layout=RankLayout(pipeline=2),
     options=ArOptions(max_num_seqs=4, block_size=4, max_in_flight=8, max_model_len=40, max_num_batched_tokens=8),
     captured=False,
-    asks=(*((0, Ask(number, "greedy", most=1)) for number in (5, 10, 1, 6, 11, 0)), (0, Ask(15, "greedy"))),
+    asks=(
+        *((0, SimulatedRequest(number, "greedy", most=1)) for number in (5, 10, 1, 6, 11, 0)),
+        (0, SimulatedRequest(15, "greedy")),
+    ),
     leaves={},
 )
 """Requests of one token, which no later step needs, and one of more."""
@@ -293,7 +296,11 @@ EARLY = Scenario(
     layout=RankLayout(pipeline=PARTS),
     options=ArOptions(max_num_seqs=4, block_size=4, max_in_flight=8, max_model_len=40, max_num_batched_tokens=8),
     captured=False,
-    asks=((0, Ask(0, "greedy")), (0, Ask(1, "greedy")), (20, Ask(2, "greedy", most=16))),
+    asks=(
+        (0, SimulatedRequest(0, "greedy")),
+        (0, SimulatedRequest(1, "greedy")),
+        (20, SimulatedRequest(2, "greedy", most=16)),
+    ),
     leaves={},
     fails={"compute_logits": (2,)},
     rests={0: (2, 120)},

@@ -176,7 +176,7 @@ def test_tokens_after_a_stop_string_are_dropped_before_log_probs_come():
     assert driver.tokens("0") == said[:2]
     driver.run()
     assert driver.tokens("0") == said[:2]
-    assert driver.done("0").held == (stop,)
+    assert driver.done("0").withheld == (stop,)
     assert driver.done("0").counts["tokens"] == 3
     assert driver.counter("discarded_tokens") == 1
 

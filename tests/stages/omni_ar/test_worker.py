@@ -1,5 +1,5 @@
-"""The autoregressive stage against a model computed the long way: with little memory, small budgets, shared prefixes, slow
-consumers."""
+"""The autoregressive stage against a reference implementation of its model: with little memory, small budgets, shared prefixes,
+slow consumers."""
 
 import functools
 import gc
@@ -109,7 +109,7 @@ def test_another_salt_shares_nothing():
     assert [driver.done(name).counts["cached_tokens"] for name in "abcd"] == [0, 0, 0, 24]
 
 
-def test_the_next_turn_finds_what_the_last_one_generated():
+def test_the_next_turn_finds_the_last_ones_generated_tokens():
     driver = ArDriver(MODEL, options=options())
     driver.ask("first", PROMPTS[4], max_tokens=TOKENS)
     driver.run()

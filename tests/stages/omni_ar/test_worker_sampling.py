@@ -156,14 +156,14 @@ def test_constrained_requests_wait_for_their_tokens_and_others_do_not(kind: str)
     assert reasons == {"constrained": "stop", "both": "stop", "plain": "length"}
 
 
-def test_a_processor_that_ends_a_request_gives_out_what_was_held_back():
+def test_a_processor_that_ends_a_request_releases_withheld_tokens():
     driver = ahead_driver()
     made = alternating(PROMPTS[0], 5)
     rules = HostRules(stops=StopAtIds([*made[-2:], 60]), host_processors=(Alternating(5),))
     driver.ask("constrained", PROMPTS[0], rules=rules, max_tokens=TOKENS)
     settle(driver)
     assert driver.tokens("constrained") == made
-    assert driver.done("constrained").held == ()
+    assert driver.done("constrained").withheld == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,7 +246,7 @@ def test_stop_strings_end_a_request_before_them(kind: str, length: int):
         driver.ask(name, PROMPTS[0], rules=HostRules(stops=StopAtIds(ids)), max_tokens=TOKENS)
     driver.gather_all()
     assert driver.tokens("stopped") == said[:first]
-    assert driver.done("stopped").held == tuple(stop)
+    assert driver.done("stopped").withheld == tuple(stop)
     assert driver.done("stopped").reason == "stop"
     assert driver.done("stopped").counts["tokens"] == first + length
     assert driver.tokens("whole") == said, "what turned out to be no stop string is given out"

@@ -1,36 +1,23 @@
 """Captured steps: padded batches give each row its own, and long streams find all they need captured."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
-from omni.device import Graph, Launch, Stream
+from omni.device import Stream
 from omni.device.cpu import CpuDevice
+from tests.support.devices import WarmingDevice
 from tests.support.frame_bench import random_codes
 from tests.support.painter import BLOCK, Bench, Painter
 
 OPTIONS = {"first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1, "max_num_seqs": 8}
 
 
-class GraphDevice(CpuDevice):
-    """Tells what was captured and replayed, and what ran otherwise."""
+class GraphDevice(WarmingDevice):
+    """loose: names of phases that ran outside of graphs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.captured: list[str] = []
-        self.replayed: list[str] = []
         self.loose: list[str] = []
-        self._replaying = False
-
-    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
-        self.captured.append(name)
-        self.enqueue(stream, launches)  # as a GPU does first
-        return super().capture(stream, name, launches)
-
-    def replay(self, stream: Stream, graph: Graph) -> None:
-        self.replayed.append(graph.name)
-        super().replay(stream, graph)
 
     def launch(self, stream: Stream, phase, *buffers: object) -> None:
         self.loose.append(phase.__name__)

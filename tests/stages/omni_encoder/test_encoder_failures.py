@@ -87,10 +87,10 @@ def test_a_batch_that_fails_runs_again_one_by_one(phase: str, number: int, after
         device = FaultyStirredDevice(seed)
         bench = Consumer(device, max_batch_items=2)
 
-        def over(bench: Consumer = bench) -> bool:
+        def finished(bench: Consumer = bench) -> bool:
             return len(bench.ends) == len(ITEMS) and not bench.owner.waiting and idle(bench.encoder)
 
-        simulation = simulate(device, bench.turn, over)
+        simulation = simulate(device, bench.turn, finished)
         for name, values in ITEMS.items():
             simulation.sometime(15, functools.partial(bench.begin, name, values), f"begin {name}")
         device.fail(phase, number, after=after)

@@ -45,7 +45,7 @@ def test_everything_arrives(
     buffer = torch.full((plan.nbytes,), 255, dtype=torch.uint8)
     for _ in range(2):
         transfer = uploader.begin(plan, buffer)
-        while not transfer.over:
+        while not transfer.finished:
             if not uploader.advance(transfer):
                 device.synchronize()
     device.synchronize()

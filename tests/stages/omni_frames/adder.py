@@ -38,7 +38,7 @@ class Adder(FrameWorker[FrameRequest]):
     def open(self, message: Open) -> FrameRequest:
         return FrameRequest(message.request_id, set(message.inputs), message.rank)
 
-    def over(self, request: FrameRequest) -> bool:
+    def finished(self, request: FrameRequest) -> bool:
         return request.ended and not request.in_flight and not request.buffered
 
     def run(self) -> bool:

@@ -81,7 +81,7 @@ def test_a_last_chunk_waits_for_nothing() -> None:
     assert later(0, 0.5, ended=True) is None
 
 
-def test_a_first_chunk_has_one_size_whatever_the_slack() -> None:
+def test_a_first_chunk_has_one_size_at_any_slack() -> None:
     for slack in (0.0, 5.0, math.inf):
         request = VocoderRequest("a", {"talker"}, buffered=4)
         assert sizes(4, 25).next_chunk(request, slack) == ChunkShape(4, True)

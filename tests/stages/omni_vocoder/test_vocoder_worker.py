@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -12,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from omni.device import Graph, Launch, Stream
 from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni.testing.faults import FaultyDevice
 from omni.testing.simulation.late import QueuedDevice
 from omni_vocoder.options import VocoderOptions
+from tests.support.devices import WarmingDevice
 from tests.support.frame_bench import POISON, feed_at_random, frames, random_codes
 from tests.support.wavemaker import Bench, WaveMaker, WaveState, whole_wave
 
@@ -55,24 +54,6 @@ def test_the_last_chunk_of_any_size_is_captured(caplog: pytest.LogCaptureFixture
     for name, own in codes.items():
         bench.expect_whole(name, own)
     assert not caplog.records
-
-
-class WarmingDevice(CpuDevice):
-    """Runs launches once when it captures them, as a CUDA device does. captured, replayed: names of graphs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.captured: list[str] = []
-        self.replayed: list[str] = []
-
-    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
-        self.captured.append(name)
-        self.enqueue(stream, launches)
-        return super().capture(stream, name, launches)
-
-    def replay(self, stream: Stream, graph: Graph) -> None:
-        self.replayed.append(graph.name)
-        super().replay(stream, graph)
 
 
 def test_graphs_are_captured_the_largest_first_and_replayed() -> None:

@@ -1,4 +1,4 @@
-// One answer: the request, and what comes of it as it comes.
+// One answer: the request, and its events as they come.
 
 import { events, request } from "./api.js";
 import { joined, PcmReader, RATE } from "./pcm.js";
@@ -9,7 +9,7 @@ export class Answer {
   firstAudio = null; // ms
   rtf = null;
   tokens = null;
-  sound = { least: null, underruns: 0, played: 0, over: true };
+  sound = { least: null, underruns: 0, played: 0, finished: true };
   #controller = new AbortController();
   #chunks = [];
   #seconds = 0;
@@ -32,7 +32,7 @@ export class Answer {
     return this.#controller.signal.aborted;
   }
 
-  /** Ends when the whole answer came; its sound may still play. Throws what the request throws. */
+  /** Ends when the whole answer came; its sound may still play. Throws the request's errors. */
   async run() {
     const speaks = this.body.modalities.includes("audio");
     const began = performance.now();
@@ -67,7 +67,7 @@ export class Answer {
   #hear(samples, at, play) {
     if (!samples.length) return;
     this.firstAudio ??= at;
-    this.sound.over = false;
+    this.sound.finished = false;
     this.#chunks.push(samples);
     this.#seconds += samples.length / RATE;
     this.rtf = at / 1000 / this.#seconds;
@@ -79,7 +79,7 @@ export class Answer {
 
   #heard(sound) {
     this.sound = sound;
-    if (this.turn.wave) this.turn.show(sound.over ? Infinity : sound.played);
+    if (this.turn.wave) this.turn.show(sound.finished ? Infinity : sound.played);
     this.changed(this);
   }
 }

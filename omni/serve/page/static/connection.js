@@ -1,4 +1,4 @@
-// Follows what the server does while the page is seen, and comes back to it after it was away.
+// Follows the server's activity while the page is seen, and comes back to it after it was away.
 
 import { events, json, request } from "./api.js";
 

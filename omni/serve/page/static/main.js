@@ -1,4 +1,4 @@
-// The page: what the user does, and the chat that comes of it.
+// The page: the user's actions, and the chat that comes of them.
 
 import { Answer } from "./answer.js";
 import { follow } from "./connection.js";
@@ -134,7 +134,7 @@ function note(of) {
 function show(of) {
   if (of !== answer) return;
   showFigures(of);
-  const busy = streaming || !of.sound.over;
+  const busy = streaming || !of.sound.finished;
   at("stop").hidden = !busy;
   at("send").hidden = busy && !at("text").value.trim();
 }
@@ -142,7 +142,7 @@ function show(of) {
 function stop() {
   if (answer === null) return;
   answer.stop();
-  answer.sound.over = true;
+  answer.sound.finished = true;
   streaming = false;
   show(answer);
 }
@@ -183,7 +183,7 @@ async function finish(sends) {
   if (sends && sound.samples.length) await send(sound);
 }
 
-// What the user does.
+// The user's actions.
 
 function grow() {
   const text = at("text");

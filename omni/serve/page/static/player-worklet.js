@@ -19,7 +19,7 @@ class Player extends AudioWorkletProcessor {
     };
   }
 
-  // turn: whose samples are played from now on. What is left of another is dropped.
+  // turn: whose samples are played from now on. The rest of another is dropped.
   reset(turn) {
     this.turn = turn;
     this.first = 0;
@@ -85,7 +85,7 @@ class Player extends AudioWorkletProcessor {
     const { turn, played, underruns, least, playing } = this;
     this.port.postMessage({
       turn, underruns, playing,
-      over: this.said,
+      finished: this.said,
       played: played / sampleRate,
       ready: this.count / sampleRate,
       least: least === null ? null : least / sampleRate,

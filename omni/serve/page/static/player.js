@@ -18,7 +18,7 @@ export class Player {
     return (this.#opening ??= this.#load());
   }
 
-  /** Begins an answer; what still plays stops. listener: gets {played, ready, least} in seconds, {underruns, playing, over}. */
+  /** Begins an answer; the one that still plays stops. listener: gets {played, ready, least} in seconds, {underruns, playing, finished}. */
   begin(listener) {
     this.stop();
     this.#listener = listener;

@@ -107,7 +107,7 @@ export class AnswerTurn extends Turn {
     return wave;
   }
 
-  /** state: "done", "stopped" or "failed". again: what asks once more, if it failed. */
+  /** state: "done", "stopped" or "failed". again: asks once more, if it failed. */
   end(state, note, again) {
     this.#flush();
     this.box.dataset.state = state;

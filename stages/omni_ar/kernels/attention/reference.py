@@ -54,7 +54,7 @@ def prefill_attention(
     context_length: int,
     features: AttentionFeatures = PLAIN,
 ) -> Tensor:
-    """Attends the Q tokens of one row, behind `context_length` keys of earlier batches. With a window, blocks before that of the
+    """Attends the Q tokens of one row, after `context_length` keys of earlier batches. With a window, blocks before that of the
     first token are not read."""
     block_size, length = key_NBKD.shape[1], context_length + q_QHD.shape[0]
     skipped = max(context_length + 1 - features.window, 0) // block_size if features.window is not None else 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.rope.norms import HeadNorms
-from omni_frames.kernels.turned import turned
+from omni_frames.kernels.rotated import rotated
 
 # No sum crosses warps, so none waits for another.
 _WARPS = 1
@@ -121,8 +121,8 @@ def _attend_frame(
         value = _halves(source_ptr + key_4F + KV_HEADS * WIDTH, inside_4F, HALF)
         query = _halves(source_ptr + query_4F, inside_4F, HALF)
         key = _halves(source_ptr + key_4F, inside_4F, HALF)
-        query = _turned(query, query_weight, cos_4F, sin_4F, eps, NORM, HALF)
-        key = _turned(key, key_weight, cos_4F, sin_4F, eps, NORM, HALF)
+        query = _rotated(query, query_weight, cos_4F, sin_4F, eps, NORM, HALF)
+        key = _rotated(key, key_weight, cos_4F, sin_4F, eps, NORM, HALF)
         keys, values = _with_token(keys, key, position, BLOCKS), _with_token(values, value, position, BLOCKS)
         first_1F, second_1F = _attended(query, keys, values, position, scale, BLOCKS, BLOCK_F)
         _store_halves(y_ptr + (row * COUNT + token) * (HEADS * WIDTH) + query_4F, (first_1F, second_1F), once_4F, HALF)
@@ -177,7 +177,7 @@ def _weights(weight_4F, inside_4F, NORM: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
-def _turned(head, weight, cos_4F, sin_4F, eps, NORM: tl.constexpr, HALF: tl.constexpr):
+def _rotated(head, weight, cos_4F, sin_4F, eps, NORM: tl.constexpr, HALF: tl.constexpr):
     """Both halves of a head, normalized and rotated, rounded where separate operations would round."""
     dtype = head[0].dtype
     x_4F, y_4F = head[0].to(tl.float32), head[1].to(tl.float32)
@@ -185,7 +185,7 @@ def _turned(head, weight, cos_4F, sin_4F, eps, NORM: tl.constexpr, HALF: tl.cons
         scale_41 = tl.rsqrt(tl.sum(x_4F * x_4F + y_4F * y_4F, axis=1, keep_dims=True) / (2 * HALF) + eps)
         x_4F = (x_4F * scale_41 * weight[0].to(tl.float32)).to(dtype).to(tl.float32)
         y_4F = (y_4F * scale_41 * weight[1].to(tl.float32)).to(dtype).to(tl.float32)
-    return turned(x_4F, y_4F, cos_4F, sin_4F, dtype)
+    return rotated(x_4F, y_4F, cos_4F, sin_4F, dtype)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The wait of kernels behind the router: see "Wait first" in `omni_ar.kernels.overlap`."""
+"""The wait of kernels after the router: see "Wait first" in `omni_ar.kernels.overlap`."""
 
 import triton
 import triton.language as tl

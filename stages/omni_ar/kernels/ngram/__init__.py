@@ -24,8 +24,8 @@ def propose_ngrams(
 ) -> None:
     """Writes each row's drafts and their number: K, or fewer before an id that the vocabulary lacks, or 0.
 
-    A place matches if the tokens before it equal the newest ones, at least `fewest`, at most `most`. The longest match is taken, of
-    several the latest. The drafts are the tokens from there on; behind the newest token they repeat from the place.
+    A position matches if the tokens before it equal the newest ones, at least `fewest`, at most `most`. The longest match is taken,
+    of several the latest. The drafts are the tokens from there on; after the newest token they repeat from that position.
 
     text_NL: int32; entries from a row's newest token on are not read. length_N: int64, index of the newest token. drafts_NK: int64.
     proposed_N: int64.

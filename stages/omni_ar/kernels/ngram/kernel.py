@@ -59,23 +59,23 @@ def _propose(
     row_ptr = text_ptr + row * TEXT
     best = tl.full([BLOCK], -1, tl.int64)
     for first in range(0, known, BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        matching = place < known
+        position = first + tl.arange(0, BLOCK)
+        matching = position < known
         matched = tl.zeros([BLOCK], tl.int64)
         for back in tl.static_range(1, MOST + 1):
             newest = tl.load(row_ptr + known - back, mask=known >= back, other=-1)
-            matching = matching & (place >= back)
-            before = tl.load(row_ptr + place - back, mask=matching, other=-1)
+            matching = matching & (position >= back)
+            before = tl.load(row_ptr + position - back, mask=matching, other=-1)
             matching = matching & (before == newest)
             matched += matching.to(tl.int64)
-        best = tl.maximum(best, tl.where(matched >= FEWEST, matched * TEXT + place, -1))
+        best = tl.maximum(best, tl.where(matched >= FEWEST, matched * TEXT + position, -1))
     longest = tl.max(best)
-    place = tl.maximum(longest, 0) % TEXT
-    period = tl.maximum(known - place, 1)
+    position = tl.maximum(longest, 0) % TEXT
+    period = tl.maximum(known - position, 1)
     proposed = tl.full([], 0, tl.int64)
     is_id = longest >= 0
     for index in tl.static_range(DRAFTS):
-        at = tl.minimum(place + index % period, TEXT - 1)
+        at = tl.minimum(position + index % period, TEXT - 1)
         token = tl.load(row_ptr + at).to(tl.int64)
         tl.store(drafts_ptr + row * DRAFTS + index, token)
         is_id = is_id & (token >= 0) & (token < vocab)

@@ -20,7 +20,7 @@ def rotary_table(
     """Cosines and sines of `position * frequency`, with angles in fp32: each `[T, W]` in `dtype`, the two halves of a
     row equal.
 
-    positions_PT: int64. frequency_F: fp32. axis_F: int64, the axis whose position turns each frequency; None for axis 0.
+    positions_PT: int64. frequency_F: fp32. axis_F: int64, the axis whose position rotates each frequency; None for axis 0.
     """
     if not runs_kernel(positions_PT):
         return reference.rotary_table(positions_PT, frequency_F, axis_F, dtype)

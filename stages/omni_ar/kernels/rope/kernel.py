@@ -11,7 +11,7 @@ from torch import Tensor
 from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.prefetch import prefetch_bytes, prefetch_l2
 from omni_ar.kernels.rope.norms import HeadNorms
-from omni_frames.kernels.turned import turned
+from omni_frames.kernels.rotated import rotated
 
 _TABLE_TOKENS = 4
 _HEADS = 4
@@ -192,11 +192,11 @@ def _qk_norm_rope_write(
         scale_h1 = tl.rsqrt(mean_h1 + eps)
         x_hF = (x_hF * scale_h1 * x_weight_hF).to(dtype).to(tl.float32)
         y_hF = (y_hF * scale_h1 * y_weight_hF).to(dtype).to(tl.float32)
-    turned_x_hF, turned_y_hF = turned(x_hF, y_hF, cos_hF, sin_hF, dtype)
+    rotated_x_hF, rotated_y_hF = rotated(x_hF, y_hF, cos_hF, sin_hF, dtype)
 
     query_hF = token * (HEADS * 2 * HALF) + index_hF
-    tl.store(q_ptr + query_hF, turned_x_hF, mask=is_query_hF)
-    tl.store(q_ptr + query_hF + HALF, turned_y_hF, mask=is_query_hF)
+    tl.store(q_ptr + query_hF, rotated_x_hF, mask=is_query_hF)
+    tl.store(q_ptr + query_hF + HALF, rotated_y_hF, mask=is_query_hF)
     key_hF = page_hF - HEADS * 2 * HALF
-    tl.store(key_ptr + key_hF, turned_x_hF, mask=is_key_hF)
-    tl.store(key_ptr + key_hF + HALF, turned_y_hF, mask=is_key_hF)
+    tl.store(key_ptr + key_hF, rotated_x_hF, mask=is_key_hF)
+    tl.store(key_ptr + key_hF + HALF, rotated_y_hF, mask=is_key_hF)

@@ -7,7 +7,7 @@ import triton.language as tl
 from omni_ar.kernels.sampling.constants import RANDOM, SELECTS
 from omni_ar.kernels.sampling.noise import draw_of
 from omni_ar.kernels.sampling.order import NOTHING, id_of
-from omni_ar.kernels.sampling.select import Spare, draw_from_segments, selection_of
+from omni_ar.kernels.sampling.select import Scratch, draw_from_tiles, selection_of
 
 
 @triton.jit(
@@ -20,44 +20,44 @@ def finish(
     position_stride,
     parameters,
     work_ptr,
-    segments_ptr,
+    tiles_ptr,
     best_ptr,
     weight_ptr,
     chosen_ptr,
-    spare_x_ptr,
-    spare_ids_ptr,
+    scratch_x_ptr,
+    scratch_ids_ptr,
     out_ptr,
     out_stride,
     use,
     vocab,
     blocks,
     BY_ROW: tl.constexpr,
-    SEGMENT: tl.constexpr,
+    TILE: tl.constexpr,
     PER_BLOCK: tl.constexpr,
     PADDED_BLOCKS: tl.constexpr,
-    PADDED_SEGMENTS: tl.constexpr,
+    PADDED_TILES: tl.constexpr,
     NUCLEUS: tl.constexpr,
     ROOM: tl.constexpr,
     FEW: tl.constexpr,
     DRAFTS: tl.constexpr,
 ):
-    """parameters: as `Pointers`. chosen: memory for a row's segments. spare_x, spare_ids: memory for ROOM + FEW values
+    """parameters: as `Pointers`. chosen: memory for a row's tiles. scratch_x, scratch_ids: memory for ROOM + FEW values
     and ids of a row."""
     index = tl.program_id(0).to(tl.int64)
-    place, before = index // (1 + DRAFTS), index % (1 + DRAFTS)
-    row = tl.load(rows_ptr + place)
+    batch_row, before = index // (1 + DRAFTS), index % (1 + DRAFTS)
+    row = tl.load(rows_ptr + batch_row)
     needs = tl.load(parameters.needs + row).to(tl.int32)
     best = tl.full([], NOTHING, tl.int64)
     if ((needs & RANDOM) != 0) & ((needs & SELECTS) != 0):
-        position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride) + before
+        position = tl.load(position_ptr + (row if BY_ROW else batch_row) * position_stride) + before
         draw = draw_of(parameters, row, position, use)
         selection = selection_of(parameters, row, needs, vocab)
         first = index * (ROOM + FEW)
-        spare = Spare(spare_x_ptr + first, spare_ids_ptr + first)
-        segments = index * (blocks * PER_BLOCK)
-        best = draw_from_segments(
-            work_ptr + index * vocab, segments_ptr + segments, weight_ptr + index * blocks, chosen_ptr + segments,
-            selection, draw, spare, vocab, blocks, SEGMENT, PER_BLOCK, PADDED_BLOCKS, PADDED_SEGMENTS, NUCLEUS, ROOM, FEW,
+        scratch = Scratch(scratch_x_ptr + first, scratch_ids_ptr + first)
+        tiles = index * (blocks * PER_BLOCK)
+        best = draw_from_tiles(
+            work_ptr + index * vocab, tiles_ptr + tiles, weight_ptr + index * blocks, chosen_ptr + tiles,
+            selection, draw, scratch, vocab, blocks, TILE, PER_BLOCK, PADDED_BLOCKS, PADDED_TILES, NUCLEUS, ROOM, FEW,
         )  # fmt: skip
     else:
         at = tl.arange(0, PADDED_BLOCKS)

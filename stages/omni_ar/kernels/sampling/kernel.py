@@ -94,15 +94,15 @@ def draw(
     block = triton.next_power_of_2(vocab)
     settings = settings or row_settings(kernel_device(logits_RV), "draw", block)
     out_R = torch.empty(rows, dtype=torch.int64, device=logits_RV.device)
-    spare_x_RF, spare_ids_RF = _spare(logits_RV, _FEW)
+    scratch_x_RF, scratch_ids_RF = _scratch(logits_RV, _FEW)
     draw_row[(rows,)](
         logits_RV,
         logits_RV.stride(0),
         rows_R,
         position_R,
         _code_pointers(state),
-        spare_x_RF,
-        spare_ids_RF,
+        scratch_x_RF,
+        scratch_ids_RF,
         out_R,
         use,
         vocab,
@@ -126,7 +126,7 @@ def sample_narrow(
     drafts_NK: Tensor | None = None,
 ) -> None:
     rows, vocab = logits_RV.shape
-    spare_x_RF, spare_ids_RF = _spare(logits_RV, _FEW)
+    scratch_x_RF, scratch_ids_RF = _scratch(logits_RV, _FEW)
     sample_row[(rows,)](
         logits_RV,
         logits_RV.stride(0),
@@ -135,8 +135,8 @@ def sample_narrow(
         position.stride(0),
         _pointers(state),
         _work(logits_RV),
-        spare_x_RF,
-        spare_ids_RF,
+        scratch_x_RF,
+        scratch_ids_RF,
         out_R,
         out_R.stride(0),
         state.needs if drafts_NK is None else drafts_NK,  # without drafts it is not read
@@ -164,12 +164,12 @@ def sample_wide(
 ) -> None:
     (rows, vocab), device = logits_RV.shape, logits_RV.device
     blocks = triton.cdiv(vocab, settings.block)
-    segments = blocks * (settings.block // settings.segment)
+    tiles = blocks * (settings.block // settings.tile)
     drawn_of = (rows_R, position, position.stride(0), _pointers(state))
     # Buffers from the first kernel to the second.
     left = (
         _work(logits_RV),
-        torch.empty(rows, segments, dtype=torch.float32, device=device),
+        torch.empty(rows, tiles, dtype=torch.float32, device=device),
         torch.empty(rows, blocks, dtype=torch.int64, device=device),
         torch.empty(rows, blocks, dtype=torch.float32, device=device),
     )
@@ -183,7 +183,7 @@ def sample_wide(
         vocab,
         BY_ROW=by_row,
         BLOCK=settings.block,
-        SEGMENT=settings.segment,
+        TILE=settings.tile,
         DRAFTS=0 if drafts_NK is None else drafts_NK.shape[1],
         num_warps=settings.scan_warps,
         maxnreg=settings.scan_registers or None,
@@ -192,18 +192,18 @@ def sample_wide(
     finish[(rows,)](
         *drawn_of,
         *left,
-        torch.empty(rows, segments, dtype=torch.int32, device=device),
-        *_spare(logits_RV, _ROOM + _FEW),
+        torch.empty(rows, tiles, dtype=torch.int32, device=device),
+        *_scratch(logits_RV, _ROOM + _FEW),
         out_R,
         out_R.stride(0),
         use,
         vocab,
         blocks,
         BY_ROW=by_row,
-        SEGMENT=settings.segment,
-        PER_BLOCK=settings.block // settings.segment,
+        TILE=settings.tile,
+        PER_BLOCK=settings.block // settings.tile,
         PADDED_BLOCKS=triton.next_power_of_2(blocks),
-        PADDED_SEGMENTS=triton.next_power_of_2(segments),
+        PADDED_TILES=triton.next_power_of_2(tiles),
         NUCLEUS=settings.nucleus,
         ROOM=_ROOM,
         FEW=_FEW,
@@ -221,8 +221,8 @@ def _work(logits_RV: Tensor) -> Tensor:
     return torch.empty(logits_RV.shape, dtype=torch.float32, device=logits_RV.device)
 
 
-def _spare(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Spare memory for `width` values and ids of each row."""
+def _scratch(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Scratch memory for `width` values and ids of each row."""
     shape, device = (logits_RV.shape[0], width), logits_RV.device
     values = torch.empty(shape, dtype=torch.float32, device=device)
     return values, torch.empty(shape, dtype=torch.int32, device=device)

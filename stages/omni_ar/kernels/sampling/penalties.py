@@ -87,7 +87,7 @@ def _add_biases(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
     at = row * BIASED_IDS + tl.arange(0, BIASED_IDS)
     ids = tl.load(parameters.bias_ids + at)
     bias = tl.load(parameters.biases + at)
-    # Padding is id 0 with bias 0. Without padding each id occurs once, so no two lanes write the same place.
+    # Padding is id 0 with bias 0. Without padding each id occurs once, so no two lanes write the same entry.
     here = (ids >= start) & (ids < start + BLOCK) & (bias != 0)
     tl.store(work_ptr + ids, tl.load(work_ptr + ids, mask=here, other=0.0) + bias, mask=here)
 

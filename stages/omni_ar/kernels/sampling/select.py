@@ -33,8 +33,8 @@ class Selection(NamedTuple):
     top_n_sigma: Tensor | float
 
 
-class Spare(NamedTuple):
-    """Pointers to spare memory for values and their ids, fp32 and int32."""
+class Scratch(NamedTuple):
+    """Pointers to scratch memory for values and their ids, fp32 and int32."""
 
     x: Tensor
     ids: Tensor
@@ -57,8 +57,8 @@ def code_selection_of(parameters, row, needs, vocab):
 
 
 @triton.jit
-def draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW: tl.constexpr):
-    """The rank of the id that is drawn from a row that one program holds. spare: memory for FEW values and ids of each
+def draw_from_values(x, ids, selection, draw, scratch_x_ptr, scratch_ids_ptr, FEW: tl.constexpr):
+    """The rank of the id that is drawn from a row that one program holds. scratch: memory for FEW values and ids of each
     row."""
     most = tl.max(x)
     most = tl.where(most == float("-inf"), 0.0, most)
@@ -70,52 +70,56 @@ def draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW: t
         scale = tl.maximum(tl.max(tl.abs(apart)), 1.0)
         floor = _sigma_floor(most, scale * tl.sqrt(tl.sum((apart / scale) * (apart / scale)) / count), selection)
     first = tl.program_id(0).to(tl.int64) * FEW
-    return _choose(x, ids, most, floor, 0.0, selection, draw, Spare(spare_x_ptr + first, spare_ids_ptr + first), FEW)
+    return _choose(
+        x, ids, most, floor, 0.0, selection, draw, Scratch(scratch_x_ptr + first, scratch_ids_ptr + first), FEW
+    )
 
 
 @triton.jit
-def draw_from_segments(
+def draw_from_tiles(
     work_ptr,
-    segments_ptr,
+    tiles_ptr,
     weight_ptr,
     chosen_ptr,
     selection,
     draw,
-    spare,
+    scratch,
     vocab,
     blocks,
-    SEGMENT: tl.constexpr,
+    TILE: tl.constexpr,
     PER_BLOCK: tl.constexpr,
     PADDED_BLOCKS: tl.constexpr,
-    PADDED_SEGMENTS: tl.constexpr,
+    PADDED_TILES: tl.constexpr,
     NUCLEUS: tl.constexpr,
     ROOM: tl.constexpr,
     FEW: tl.constexpr,
 ):
     """The rank of the id that is drawn from a row in memory: from the gathered values if they suffice, else by passes
     over the row. All pointers are to the row's own data."""
-    segment = tl.arange(0, PADDED_SEGMENTS)
-    largest = tl.load(segments_ptr + segment, mask=segment < blocks * PER_BLOCK, other=float("-inf"))
+    tile = tl.arange(0, PADDED_TILES)
+    largest = tl.load(tiles_ptr + tile, mask=tile < blocks * PER_BLOCK, other=float("-inf"))
     most = tl.max(largest)
     most = tl.where(most == float("-inf"), 0.0, most)
     floor = tl.full([], LOWEST + 1, tl.int32)
     if (selection.needs & TOP_N_SIGMA) != 0:
         floor = _sigma_floor(most, _deviation_of_row(work_ptr, most, vocab, 2 * ROOM), selection)
     least = _least(key_of(largest), most, floor, selection, NUCLEUS)
-    found = _gather(key_of(largest) >= least, least, work_ptr, chosen_ptr, spare, vocab, SEGMENT, PADDED_SEGMENTS, ROOM)
+    found = _gather(key_of(largest) >= least, least, work_ptr, chosen_ptr, scratch, vocab, TILE, PADDED_TILES, ROOM)
     tl.debug_barrier()
     found_at = tl.arange(0, ROOM)
-    x = tl.load(spare.x + found_at, mask=found_at < found, other=float("-inf"))
+    x = tl.load(scratch.x + found_at, mask=found_at < found, other=float("-inf"))
     fits = found <= ROOM
     outside = tl.full([], 0.0, tl.float32)
     if (selection.needs & (TOP_P | TOP_K | TOP_N_SIGMA)) == TOP_P:
-        total = _total(weight_ptr, most, segments_ptr, blocks, PER_BLOCK, PADDED_BLOCKS)
+        total = _total(weight_ptr, most, tiles_ptr, blocks, PER_BLOCK, PADDED_BLOCKS)
         outside = tl.maximum(total - tl.sum(tl.exp(x - most)), 0.0)
         fits = fits & (outside <= selection.tail * total)
     best = tl.full([], NOTHING, tl.int64)
     if fits:
-        ids = tl.load(spare.ids + found_at, mask=found_at < found, other=0)
-        best = _choose(x, ids, most, floor, outside, selection, draw, Spare(spare.x + ROOM, spare.ids + ROOM), FEW)
+        ids = tl.load(scratch.ids + found_at, mask=found_at < found, other=0)
+        best = _choose(
+            x, ids, most, floor, outside, selection, draw, Scratch(scratch.x + ROOM, scratch.ids + ROOM), FEW
+        )
     else:
         best = _draw_from_row(work_ptr, most, floor, selection, draw, vocab, 2 * ROOM)
     return best
@@ -123,9 +127,9 @@ def draw_from_segments(
 
 @triton.jit
 def _least(largest, most, floor, selection, NUCLEUS: tl.constexpr):
-    """A key to gather values from, at or above `floor`. largest: keys of the segments' maxima."""
+    """A key to gather values from, at or above `floor`. largest: keys of the tiles' maxima."""
     if ((selection.needs & TOP_K) != 0) | ((selection.needs & (TOP_P | TOP_N_SIGMA)) == TOP_P):
-        # k segments have a maximum at or above the k-th largest maximum, so at least k values are. The number of values
+        # k tiles have a maximum at or above the k-th largest maximum, so at least k values are. The number of values
         # in top-p is known only from their weights.
         count = tl.where((selection.needs & TOP_K) != 0, selection.k, NUCLEUS)
         if tl.sum((largest >= floor).to(tl.int32)) > count:
@@ -144,13 +148,15 @@ def _sigma_floor(most, deviation, selection):
 
 
 @triton.jit
-def _deviation_of_row(x_ptr, most, vocab, TILE: tl.constexpr):
+def _deviation_of_row(x_ptr, most, vocab, AT_ONCE: tl.constexpr):
     """The population standard deviation of a row's possible values, in two passes over it."""
-    counts = tl.zeros([TILE], tl.int32)
-    totals = tl.zeros([TILE], tl.float32)
-    least = tl.full([TILE], 0.0, tl.float32) + most
-    for start in range(0, vocab, TILE):
-        x = tl.load(x_ptr + start + tl.arange(0, TILE), mask=start + tl.arange(0, TILE) < vocab, other=float("-inf"))
+    counts = tl.zeros([AT_ONCE], tl.int32)
+    totals = tl.zeros([AT_ONCE], tl.float32)
+    least = tl.full([AT_ONCE], 0.0, tl.float32) + most
+    for start in range(0, vocab, AT_ONCE):
+        x = tl.load(
+            x_ptr + start + tl.arange(0, AT_ONCE), mask=start + tl.arange(0, AT_ONCE) < vocab, other=float("-inf")
+        )
         counts += (x > float("-inf")).to(tl.int32)
         totals += tl.where(x > float("-inf"), x, 0.0)
         least = tl.minimum(least, tl.where(x > float("-inf"), x, most))
@@ -158,9 +164,11 @@ def _deviation_of_row(x_ptr, most, vocab, TILE: tl.constexpr):
     mean = tl.sum(totals) / count
     # Squares of logits as large as `MAX_LOGIT` would overflow.
     scale = tl.maximum(tl.maximum(most - mean, mean - tl.min(least)), 1.0)
-    squares = tl.zeros([TILE], tl.float32)
-    for start in range(0, vocab, TILE):
-        x = tl.load(x_ptr + start + tl.arange(0, TILE), mask=start + tl.arange(0, TILE) < vocab, other=float("-inf"))
+    squares = tl.zeros([AT_ONCE], tl.float32)
+    for start in range(0, vocab, AT_ONCE):
+        x = tl.load(
+            x_ptr + start + tl.arange(0, AT_ONCE), mask=start + tl.arange(0, AT_ONCE) < vocab, other=float("-inf")
+        )
         apart = tl.where(x > float("-inf"), x - mean, 0.0) / scale
         squares += apart * apart
     return scale * tl.sqrt(tl.sum(squares) / count)
@@ -172,53 +180,53 @@ def _gather(
     floor,
     x_ptr,
     chosen_ptr,
-    spare,
+    scratch,
     vocab,
-    SEGMENT: tl.constexpr,
-    PADDED_SEGMENTS: tl.constexpr,
+    TILE: tl.constexpr,
+    PADDED_TILES: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     """Gathers values from `floor` on and their ids, in order, up to ROOM. Returns their number, which exceeds ROOM if
     some did not fit."""
     order = tl.cumsum(is_chosen.to(tl.int32), 0) - 1
-    tl.store(chosen_ptr + order, tl.arange(0, PADDED_SEGMENTS), mask=is_chosen)
-    number = tl.sum(is_chosen.to(tl.int32)) * SEGMENT
+    tl.store(chosen_ptr + order, tl.arange(0, PADDED_TILES), mask=is_chosen)
+    number = tl.sum(is_chosen.to(tl.int32)) * TILE
     tl.debug_barrier()
     found = tl.full([], 0, tl.int32)
     first = tl.full([], 0, tl.int32)
     while (first < number) & (found <= ROOM):
         at = first + tl.arange(0, ROOM)
-        ids = tl.load(chosen_ptr + at // SEGMENT, mask=at < number, other=0) * SEGMENT + at % SEGMENT
+        ids = tl.load(chosen_ptr + at // TILE, mask=at < number, other=0) * TILE + at % TILE
         x = tl.load(x_ptr + ids, mask=(at < number) & (ids < vocab), other=float("-inf"))
         taken = key_of(x) >= floor
         to = found + tl.cumsum(taken.to(tl.int32), 0) - 1
-        tl.store(spare.x + to, x, mask=taken & (to < ROOM))
-        tl.store(spare.ids + to, ids, mask=taken & (to < ROOM))
+        tl.store(scratch.x + to, x, mask=taken & (to < ROOM))
+        tl.store(scratch.ids + to, ids, mask=taken & (to < ROOM))
         found += tl.sum(taken.to(tl.int32))
         first += ROOM
     return found
 
 
 @triton.jit
-def _total(weight_ptr, most, segments_ptr, blocks, PER_BLOCK: tl.constexpr, PADDED_BLOCKS: tl.constexpr):
+def _total(weight_ptr, most, tiles_ptr, blocks, PER_BLOCK: tl.constexpr, PADDED_BLOCKS: tl.constexpr):
     """Total weight of a row. weight: the weight of each block, relative to the block's maximum."""
     block = tl.arange(0, PADDED_BLOCKS)
     weight = tl.load(weight_ptr + block, mask=block < blocks, other=0.0)
     largest = tl.full(weight.shape, float("-inf"), tl.float32)
-    for segment in range(PER_BLOCK):
-        at = segments_ptr + block * PER_BLOCK + segment
+    for tile in range(PER_BLOCK):
+        at = tiles_ptr + block * PER_BLOCK + tile
         largest = tl.maximum(largest, tl.load(at, mask=block < blocks, other=float("-inf")))
     # `where` makes every thread round the product before the addition: threads branch on the sum and must agree.
     return tl.sum(tl.where(block < blocks, weight * tl.exp(largest - most), 0.0))
 
 
 @triton.jit
-def _choose(x, ids, most, floor, outside, selection, draw, spare, FEW: tl.constexpr):
+def _choose(x, ids, most, floor, outside, selection, draw, scratch, FEW: tl.constexpr):
     """The rank of the id that is drawn from `x`, fp32, with minus infinity as padding. most: the largest value, finite.
     floor: the least key that may be kept.
 
     outside: total weight of the row's other values, none of which top-k keeps or top-p needs; a value's weight is
-    exp(value - most). spare: memory for FEW values.
+    exp(value - most). scratch: memory for FEW values.
     """
     HALF: tl.constexpr = FEW // 2
     key = key_of(x)
@@ -232,13 +240,13 @@ def _choose(x, ids, most, floor, outside, selection, draw, spare, FEW: tl.conste
     best = tl.full([], NOTHING, tl.int64)
     if kept <= FEW:
         index = tl.cumsum(keep.to(tl.int32), 0) - 1
-        tl.store(spare.x + index, x, mask=keep)
-        tl.store(spare.ids + index, ids, mask=keep)
+        tl.store(scratch.x + index, x, mask=keep)
+        tl.store(scratch.ids + index, ids, mask=keep)
         tl.debug_barrier()
         if kept <= HALF:
-            best = _of_few(kept, most, outside, selection, draw, spare, HALF)
+            best = _of_few(kept, most, outside, selection, draw, scratch, HALF)
         else:
-            best = _of_few(kept, most, outside, selection, draw, spare, FEW)
+            best = _of_few(kept, most, outside, selection, draw, scratch, FEW)
     else:
         weight = tl.where(keep, tl.exp(x - most), 0.0)
         if (selection.needs & TOP_P) != 0:
@@ -252,11 +260,11 @@ def _choose(x, ids, most, floor, outside, selection, draw, spare, FEW: tl.conste
 
 
 @triton.jit
-def _of_few(kept, most, outside, selection, draw, spare, FEW: tl.constexpr):
-    """`_choose` for `kept` values in spare memory, few enough to compare all pairs."""
+def _of_few(kept, most, outside, selection, draw, scratch, FEW: tl.constexpr):
+    """`_choose` for `kept` values in scratch memory, few enough to compare all pairs."""
     at = tl.arange(0, FEW)
-    x = tl.load(spare.x + at, mask=at < kept, other=float("-inf"))
-    ids = tl.load(spare.ids + at, mask=at < kept, other=0)
+    x = tl.load(scratch.x + at, mask=at < kept, other=float("-inf"))
+    ids = tl.load(scratch.ids + at, mask=at < kept, other=0)
     weight = tl.exp(x - most)
     if (selection.needs & TOP_K) != 0:
         larger = tl.sum((x[None, :] > x[:, None]).to(tl.int32), axis=1)
@@ -274,35 +282,35 @@ def _of_few(kept, most, outside, selection, draw, spare, FEW: tl.constexpr):
 
 
 @triton.jit
-def _draw_from_row(x_ptr, most, floor, selection, draw, vocab, TILE: tl.constexpr):
+def _draw_from_row(x_ptr, most, floor, selection, draw, vocab, AT_ONCE: tl.constexpr):
     """`_choose` for a row of any width in memory, by passes over it."""
     threshold = floor
     if (selection.needs & TOP_K) != 0:
-        threshold = _kth_largest(x_ptr, most, threshold, selection.k, vocab, TILE)
+        threshold = _kth_largest(x_ptr, most, threshold, selection.k, vocab, AT_ONCE)
     if (selection.needs & TOP_P) != 0:
-        threshold = _nucleus(x_ptr, most, threshold, selection.tail, vocab, TILE)
+        threshold = _nucleus(x_ptr, most, threshold, selection.tail, vocab, AT_ONCE)
     best = tl.full([], NOTHING, tl.int64)
-    for start in range(0, vocab, TILE):
-        ids = start + tl.arange(0, TILE)
+    for start in range(0, vocab, AT_ONCE):
+        ids = start + tl.arange(0, AT_ONCE)
         x = tl.load(x_ptr + ids, mask=ids < vocab, other=float("-inf"))
         keep = key_of(x) >= threshold
         if (selection.needs & MIN_P) != 0:
             keep = keep & (tl.exp(x - most) >= selection.min_p)
-        noisy = tl.where(keep, x + noise_of_all(start, draw, TILE), float("-inf"))
+        noisy = tl.where(keep, x + noise_of_all(start, draw, AT_ONCE), float("-inf"))
         best = tl.maximum(best, tl.max(rank_of(noisy, ids)))
     return best
 
 
 @triton.jit
-def _measured(x_ptr, most, low, middle, vocab, TILE: tl.constexpr):
+def _measured(x_ptr, most, low, middle, vocab, AT_ONCE: tl.constexpr):
     """The number of values from `middle` on; the weight of those from `low` to below `middle`; the first key from
     `middle` on; the first key after the last one below `middle`."""
-    counts = tl.zeros([TILE], tl.int32)
-    weights = tl.zeros([TILE], tl.float32)
-    above = tl.full([TILE], _ABOVE_ALL, tl.int32)
-    below = tl.full([TILE], LOWEST, tl.int32)
-    for start in range(0, vocab, TILE):
-        ids = start + tl.arange(0, TILE)
+    counts = tl.zeros([AT_ONCE], tl.int32)
+    weights = tl.zeros([AT_ONCE], tl.float32)
+    above = tl.full([AT_ONCE], _ABOVE_ALL, tl.int32)
+    below = tl.full([AT_ONCE], LOWEST, tl.int32)
+    for start in range(0, vocab, AT_ONCE):
+        ids = start + tl.arange(0, AT_ONCE)
         x = tl.load(x_ptr + ids, mask=ids < vocab, other=float("-inf"))
         key = key_of(x)
         counts += (key >= middle).to(tl.int32)
@@ -313,15 +321,15 @@ def _measured(x_ptr, most, low, middle, vocab, TILE: tl.constexpr):
 
 
 @triton.jit
-def _kth_largest(x_ptr, most, low, k, vocab, TILE: tl.constexpr):
+def _kth_largest(x_ptr, most, low, k, vocab, AT_ONCE: tl.constexpr):
     floor = low
     high = key_of(most) + 1
     step = tl.full([], 0, tl.int32)
-    possible, _weight, _above, _below = _measured(x_ptr, most, low, low, vocab, TILE)
+    possible, _weight, _above, _below = _measured(x_ptr, most, low, low, vocab, AT_ONCE)
     if possible > k:
         while low + 1 < high:
             middle = between(low, high, step, floor)
-            count, _weight, above, below = _measured(x_ptr, most, middle, middle, vocab, TILE)
+            count, _weight, above, below = _measured(x_ptr, most, middle, middle, vocab, AT_ONCE)
             low = tl.where(count >= k, above, low)
             high = tl.where(count == k, low + 1, tl.where(count >= k, high, below))
             step += 1
@@ -329,16 +337,16 @@ def _kth_largest(x_ptr, most, low, k, vocab, TILE: tl.constexpr):
 
 
 @triton.jit
-def _nucleus(x_ptr, most, low, tail, vocab, TILE: tl.constexpr):
+def _nucleus(x_ptr, most, low, tail, vocab, AT_ONCE: tl.constexpr):
     floor = low
     high = key_of(most) + 1
     step = tl.full([], 0, tl.int32)
-    _count, total, _above, _below = _measured(x_ptr, most, low, high, vocab, TILE)
+    _count, total, _above, _below = _measured(x_ptr, most, low, high, vocab, AT_ONCE)
     # Lower bound of the weight that is left out.
     left_out = tl.full([], 0.0, tl.float32)
     while low + 1 < high:
         middle = between(low, high, step, floor)
-        _count, weight, above, below = _measured(x_ptr, most, low, middle, vocab, TILE)
+        _count, weight, above, below = _measured(x_ptr, most, low, middle, vocab, AT_ONCE)
         fits = left_out + weight <= tail * total
         left_out = tl.where(fits, left_out + weight, left_out)
         low = tl.where(fits, above, low)

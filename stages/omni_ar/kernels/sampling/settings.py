@@ -14,19 +14,19 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class WideSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings for a wide vocabulary. block, segment: ids of a program and of a segment. nucleus: segments that are
+    """Settings for a wide vocabulary. block, tile: ids of a program and of a tile. nucleus: tiles that are
     searched first for the ids that top-p keeps. scan_registers: maximum registers of a thread; 0 leaves them to the
     compiler."""
 
     block: int
-    segment: int
+    tile: int
     nucleus: int
     scan_warps: int
     scan_registers: int
     finish_warps: int
 
 
-_WIDE = WideSettings(block=2048, segment=128, nucleus=256, scan_warps=4, scan_registers=64, finish_warps=8)
+_WIDE = WideSettings(block=2048, tile=128, nucleus=256, scan_warps=4, scan_registers=64, finish_warps=8)
 
 
 @looked_up_once

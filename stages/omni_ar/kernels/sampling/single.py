@@ -23,8 +23,8 @@ def sample_row(
     position_stride,
     parameters,
     work_ptr,
-    spare_x_ptr,
-    spare_ids_ptr,
+    scratch_x_ptr,
+    scratch_ids_ptr,
     out_ptr,
     out_stride,
     drafts_ptr,
@@ -36,15 +36,15 @@ def sample_row(
     DRAFTS: tl.constexpr,
 ):
     """One program per position of a row of the batch, of BLOCK ids at most. parameters: as `Pointers`. drafts: `[N, DRAFTS]`; each
-    row has a position before and behind each of them.
+    row has a position before and after each of them.
 
-    work: fp32 `[R, vocab]`, for penalties that name ids. spare_x, spare_ids: fp32 and int32 `[R, FEW]`.
+    work: fp32 `[R, vocab]`, for penalties that name ids. scratch_x, scratch_ids: fp32 and int32 `[R, FEW]`.
     """
     index = tl.program_id(0).to(tl.int64)
-    place, before = index // (1 + DRAFTS), index % (1 + DRAFTS)
-    row = tl.load(rows_ptr + place)
+    batch_row, before = index // (1 + DRAFTS), index % (1 + DRAFTS)
+    row = tl.load(rows_ptr + batch_row)
     needs = tl.load(parameters.needs + row).to(tl.int32)
-    position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride) + before
+    position = tl.load(position_ptr + (row if BY_ROW else batch_row) * position_stride) + before
     ids = tl.arange(0, BLOCK)
     x = sanitized(
         tl.load(logits_ptr + index * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
@@ -58,7 +58,7 @@ def sample_row(
         x = tl.div_rn(x, tl.load(parameters.temperature + row))
         selection = selection_of(parameters, row, needs, vocab)
         draw = draw_of(parameters, row, position, use)
-        best = draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW)
+        best = draw_from_values(x, ids, selection, draw, scratch_x_ptr, scratch_ids_ptr, FEW)
     else:
         best = tl.max(rank_of(x, ids))
     tl.store(out_ptr + index * out_stride, id_of(best))
@@ -71,8 +71,8 @@ def draw_row(
     rows_ptr,
     position_ptr,
     parameters,
-    spare_x_ptr,
-    spare_ids_ptr,
+    scratch_x_ptr,
+    scratch_ids_ptr,
     out_ptr,
     use,
     vocab,
@@ -80,7 +80,7 @@ def draw_row(
     FEW: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A code of a frame after the first. parameters: as `CodePointers`. spare_x, spare_ids: as in `sample_row`."""
+    """A code of a frame after the first. parameters: as `CodePointers`. scratch_x, scratch_ids: as in `sample_row`."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -98,7 +98,7 @@ def draw_row(
     best = tl.full([], NOTHING, tl.int64)
     if (needs & RANDOM) != 0:
         x = tl.div_rn(x, temperature)
-        best = draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW)
+        best = draw_from_values(x, ids, selection, draw, scratch_x_ptr, scratch_ids_ptr, FEW)
     else:
         best = tl.max(rank_of(x, ids))
     # The code is an index into a table next, so a row without a possible code gets code 0.

@@ -4,7 +4,21 @@ import triton
 import triton.language as tl
 
 from omni_ar.kernels.sampling.constants import COUNTS, RECALLS, REPETITION, STOP_IDS, WORD_LENGTH
-from omni_ar.kernels.step.columns import ACTIVE, COLUMNS, COUNTED, FULL, LAST, LENGTH, LIMIT, OUTPUTS, RUNNING, STOPPED
+from omni_ar.kernels.step.columns import (
+    ACTIVE,
+    COLUMNS,
+    COUNTED,
+    FULL,
+    IDS,
+    LAST,
+    LENGTH,
+    LIMIT,
+    NUM_TOKENS,
+    OUTPUTS,
+    RUNNING,
+    STATUS,
+    STOPPED,
+)
 
 _STOPS = tl.constexpr(32)
 _NO_STOP = tl.constexpr(-2)
@@ -34,7 +48,7 @@ def accept_rows(
         inside = index < rows
         row = tl.load(rows_ptr + index, mask=inside, other=0)
         row_ptr = fields_ptr + row * COLUMNS
-        ids = tl.load(out_ptr + index * out_stride + 2, mask=inside, other=0)
+        ids = tl.load(out_ptr + index * out_stride + IDS, mask=inside, other=0)
         active = tl.load(row_ptr + ACTIVE, mask=inside, other=0)
         outputs = tl.load(row_ptr + OUTPUTS, mask=inside, other=0) + active
         limit = tl.load(row_ptr + LIMIT, mask=inside, other=0)
@@ -48,12 +62,12 @@ def accept_rows(
         tl.store(row_ptr + OUTPUTS, outputs, mask=inside)
         tl.store(row_ptr + ACTIVE, tl.where(status == RUNNING, active, 0), mask=inside)
         tl.store(row_ptr + COUNTED, active, mask=inside)
-        tl.store(out_ptr + index * out_stride, status, mask=inside)
-        tl.store(out_ptr + index * out_stride + 1, active, mask=inside)
+        tl.store(out_ptr + index * out_stride + STATUS, status, mask=inside)
+        tl.store(out_ptr + index * out_stride + NUM_TOKENS, active, mask=inside)
         reported_ptr = slot_ptr + index * handoff_row_stride
-        tl.store(reported_ptr, status, mask=inside)
-        tl.store(reported_ptr + 1, active, mask=inside)
-        tl.store(reported_ptr + 2, ids, mask=inside)
+        tl.store(reported_ptr + STATUS, status, mask=inside)
+        tl.store(reported_ptr + NUM_TOKENS, active, mask=inside)
+        tl.store(reported_ptr + IDS, ids, mask=inside)
     tl.debug_barrier()
     tl.store(counter_ptr, number + 1)
 
@@ -75,9 +89,9 @@ def update_row(
     several times."""
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index)
-    count = tl.load(accepted_ptr + index * accepted_stride + 1)
+    count = tl.load(accepted_ptr + index * accepted_stride + NUM_TOKENS)
     if count > 0:
-        token = tl.load(accepted_ptr + index * accepted_stride + 2)
+        token = tl.load(accepted_ptr + index * accepted_stride + IDS)
         length_ptr = fields_ptr + row * COLUMNS + LENGTH
         tl.store(length_ptr, tl.load(length_ptr) + tl.load(advance_ptr + index))
         needs = tl.load(needs_ptr + row).to(tl.int32)

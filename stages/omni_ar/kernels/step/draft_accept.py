@@ -4,7 +4,21 @@ import triton
 import triton.language as tl
 
 from omni_ar.kernels.sampling.constants import COUNTS, RECALLS, REPETITION, STOP_IDS, WORD_LENGTH
-from omni_ar.kernels.step.columns import ACTIVE, COLUMNS, COUNTED, FULL, LAST, LENGTH, LIMIT, OUTPUTS, RUNNING, STOPPED
+from omni_ar.kernels.step.columns import (
+    ACTIVE,
+    COLUMNS,
+    COUNTED,
+    FULL,
+    IDS,
+    LAST,
+    LENGTH,
+    LIMIT,
+    NUM_TOKENS,
+    OUTPUTS,
+    RUNNING,
+    STATUS,
+    STOPPED,
+)
 from omni_ar.kernels.step.draft_columns import (
     CAP,
     DRAFT_COLUMNS,
@@ -14,6 +28,8 @@ from omni_ar.kernels.step.draft_columns import (
     RATE_KEPT,
     RATE_ONE,
     RATE_SHIFT,
+    VERIFIED,
+    WORTHWHILE,
     wanted_drafts,
 )
 
@@ -80,10 +96,10 @@ def accept_draft_rows(
                 matching = is_tried & (ids == drafted)
                 moved = (rate * RATE_KEPT + tl.where(matching, RATE_ONE, 0)) >> RATE_SHIFT
                 rate = tl.where(is_tried, moved, rate)
-            # Behind the last draft, `offered` is reached.
+            # After the last draft, `offered` is reached.
             going = going & matching & (at < offered) & (ends == 0) & (before + at + 1 < limit)
-            tl.store(accepted_ptr + 2 + at, ids, mask=inside)
-            tl.store(reported_ptr + 2 + at, ids, mask=inside)
+            tl.store(accepted_ptr + IDS + at, ids, mask=inside)
+            tl.store(reported_ptr + IDS + at, ids, mask=inside)
         count = count * active
         # Stop ids are padded with -1, so a row without a possible id stops too.
         outputs = before + count
@@ -98,14 +114,14 @@ def accept_draft_rows(
         wanted = wanted_drafts(cap, rate, DRAFTS, ADAPTIVE, FURTHER_RATE)
         if ADAPTIVE:
             wanted = tl.where(proposed > 0, wanted, 0)
-        tl.store(accepted_ptr, status, mask=inside)
-        tl.store(accepted_ptr + 1, count, mask=inside)
-        tl.store(accepted_ptr + WIDTH - 2, offered, mask=inside)
-        tl.store(accepted_ptr + WIDTH - 1, wanted, mask=inside)
-        tl.store(reported_ptr, status, mask=inside)
-        tl.store(reported_ptr + 1, count, mask=inside)
-        tl.store(reported_ptr + WIDTH - 2, offered, mask=inside)
-        tl.store(reported_ptr + WIDTH - 1, wanted, mask=inside)
+        tl.store(accepted_ptr + STATUS, status, mask=inside)
+        tl.store(accepted_ptr + NUM_TOKENS, count, mask=inside)
+        tl.store(accepted_ptr + WIDTH + VERIFIED, offered, mask=inside)
+        tl.store(accepted_ptr + WIDTH + WORTHWHILE, wanted, mask=inside)
+        tl.store(reported_ptr + STATUS, status, mask=inside)
+        tl.store(reported_ptr + NUM_TOKENS, count, mask=inside)
+        tl.store(reported_ptr + WIDTH + VERIFIED, offered, mask=inside)
+        tl.store(reported_ptr + WIDTH + WORTHWHILE, wanted, mask=inside)
     tl.debug_barrier()
     tl.store(counter_ptr, number + 1)
 
@@ -131,13 +147,13 @@ def record_row(
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index)
     accepted_row_ptr = accepted_ptr + index * WIDTH
-    count = tl.load(accepted_row_ptr + 1)
+    count = tl.load(accepted_row_ptr + NUM_TOKENS)
     if count > 0:
         length_ptr = fields_ptr + row * COLUMNS + LENGTH
         end = tl.load(length_ptr) + tl.load(advance_ptr + index)
         needs = tl.load(needs_ptr + row).to(tl.int32)
         for at in tl.static_range(POSITIONS):
-            token = tl.load(accepted_row_ptr + 2 + at)
+            token = tl.load(accepted_row_ptr + IDS + at)
             counts = at < count
             tl.store(text_ptr + row * TEXT + end + at, token.to(tl.int32), mask=counts & (end + at < TEXT - 1))
             counts = counts & (token >= 0)
@@ -153,7 +169,7 @@ def record_row(
             recent_row_ptr = recent_ptr + row * WORD_LENGTH
             source = letter + count
             kept = tl.load(recent_row_ptr + source, mask=source < WORD_LENGTH, other=0)
-            fresh = tl.load(accepted_row_ptr + 2 + source - WORD_LENGTH, mask=source >= WORD_LENGTH, other=0)
+            fresh = tl.load(accepted_row_ptr + IDS + source - WORD_LENGTH, mask=source >= WORD_LENGTH, other=0)
             tl.debug_barrier()
             tl.store(recent_row_ptr + letter, tl.where(source < WORD_LENGTH, kept, fresh))
         tl.debug_barrier()

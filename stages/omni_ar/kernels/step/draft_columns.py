@@ -1,15 +1,17 @@
-"""Fields of a row's drafts as constants of kernels."""
+"""Fields of a row's drafts, and columns of a handoff that report on them, as constants of kernels."""
 
 import triton
 import triton.language as tl
 
-from omni_ar.kernels.step import draft_state
+from omni_ar.kernels.step import draft_state, handoff
 from omni_ar.kernels.step.draft_state import DRAFT_FIELD_INDEX, DRAFT_FIELDS
 
 CAP = tl.constexpr(DRAFT_FIELD_INDEX.cap)
 RATE = tl.constexpr(DRAFT_FIELD_INDEX.rate)
 PROPOSED = tl.constexpr(DRAFT_FIELD_INDEX.proposed)
 OFFERED = tl.constexpr(DRAFT_FIELD_INDEX.offered)
+VERIFIED = tl.constexpr(handoff.VERIFIED)
+WORTHWHILE = tl.constexpr(handoff.WORTHWHILE)
 DRAFT_COLUMNS = tl.constexpr(DRAFT_FIELDS)
 RATE_ONE = tl.constexpr(draft_state.RATE_ONE)
 RATE_SHIFT = tl.constexpr(draft_state.RATE_SHIFT)

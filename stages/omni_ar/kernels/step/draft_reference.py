@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from omni_ar.kernels.sampling.state import SamplingFlags
-from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, RATE_SHIFT, REPORTED, DraftFields, DraftState
+from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, RATE_SHIFT, DraftFields, DraftState
+from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, STATUS, VERIFIED, WORTHWHILE
 from omni_ar.kernels.step.reference import observe
 from omni_ar.kernels.step.state import RowFields, RowState, StepBuffers
 from omni_ar.kernels.step.status import RowStatus
@@ -69,14 +70,14 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
         is_tried_R = (index < tried_R) & (index <= matched_R)
         hit_R = (index < matched_R) * RATE_ONE
         rate_R = torch.where(is_tried_R, moved_rate(rate_R, hit_R), rate_R)
-    out_RW[:, 0].copy_(status_R)
-    out_RW[:, 1].copy_(count_R)
-    out_RW[:, 2 : 2 + positions].copy_(sampled_RJ)
-    out_RW[:, -REPORTED].copy_(draft.offered)
+    out_RW[:, STATUS].copy_(status_R)
+    out_RW[:, NUM_TOKENS].copy_(count_R)
+    out_RW[:, IDS : IDS + positions].copy_(sampled_RJ)
+    out_RW[:, VERIFIED].copy_(draft.offered)
     draft.rate.copy_(rate_R)
     wanted_R = _wanted(draft, drafts)
     # A drafter without drafts here will hardly have any in the next step.
-    out_RW[:, -REPORTED + 1].copy_(wanted_R * (draft.proposed > 0) if drafts.adaptive else wanted_R)
+    out_RW[:, WORTHWHILE].copy_(wanted_R * (draft.proposed > 0) if drafts.adaptive else wanted_R)
     draft.proposed.zero_()
     draft.offered.zero_()
     state.fields.index_copy_(0, rows_R, fields_RC)
@@ -90,7 +91,7 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
 def record_drafts(
     state: RowState, rows_R: Tensor, accepted_RW: Tensor, positions: int, advance_R: Tensor, flags: SamplingFlags
 ) -> None:
-    count_R, ids_RJ = accepted_RW[:, 1], accepted_RW[:, 2 : 2 + positions]
+    count_R, ids_RJ = accepted_RW[:, NUM_TOKENS], accepted_RW[:, IDS : IDS + positions]
     row = RowFields(*state.fields.index_select(0, rows_R).unbind(1))
     record_text(drafts_of(state), rows_R, row.length + advance_R, count_R, ids_RJ)
     state.columns.length.index_add_(0, rows_R, (advance_R + count_R - 1) * (count_R > 0))

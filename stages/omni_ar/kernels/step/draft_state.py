@@ -38,19 +38,15 @@ DRAFT_FIELDS = len(DraftFields._fields)
 DRAFT_FIELD_INDEX = DraftFields(*range(DRAFT_FIELDS))
 """The column of each field."""
 
-REPORTED = 2
-"""Number of columns of a handoff behind the ids: drafts that the step verified, and those that are worth verifying in the next
-one."""
-
 
 @dataclass(frozen=True, slots=True)
 class DraftState:
     """Per-row state. The first dimension is the row, the null row last.
 
-    text: int32 `[N, L + 1]`, prompt and output of each row in order; behind its newest token what `Drafter.foresee` gave, then -1.
-    The last column absorbs tokens that do not count. drafts: int64 `[N, K]`. fields: int64 `[N, F]`. adaptive: whether `rate`
-    limits the number of drafts. further_rate: least probability that a draft behind the first is accepted, and all before it, with
-    which it is verified, in units of 1 / RATE_ONE.
+    text: int32 `[N, L + 1]`, prompt and output of each row in order; after its newest token the text of `Drafter.predicted_tokens`,
+    then -1. The last column absorbs tokens that do not count. drafts: int64 `[N, K]`. fields: int64 `[N, F]`. adaptive: whether
+    `rate` limits the number of drafts. further_rate: least probability that a draft after the first is accepted, and all before it,
+    with which it is verified, in units of 1 / RATE_ONE.
     """
 
     text: Tensor

@@ -28,7 +28,7 @@ def prepare_drafts(
 
 
 def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: Tensor) -> None:
-    """Accepts the ids of each row up to the first position whose id is not the draft behind it, and evaluates stops and limits
+    """Accepts the ids of each row up to the first position whose id is not the draft after it, and evaluates stops and limits
     within them. Stores the result for the next step and the host, as `accept_tokens` does.
 
     sampled_RJ: the id that plain decoding gives each position if all drafts before are its text. out_RW: status, count, ids, drafts

@@ -13,6 +13,7 @@ from omni_ar.kernels.step.columns import (
     LAST,
     LENGTH,
     OUTPUTS,
+    STATUS,
     STOPPED,
     STOPPED_WITH_FRAME,
 )
@@ -90,7 +91,7 @@ def end_row(
     # The counter may be 0, and a remainder has the sign of the dividend.
     slot = (tl.load(counter_ptr) + RING - 1) % RING
     reported_ptr = handoff_ptr + slot * handoff_stride + index * handoff_row_stride
-    status, counted = tl.load(reported_ptr), tl.load(row_ptr + COUNTED) != 0
+    status, counted = tl.load(reported_ptr + STATUS), tl.load(row_ptr + COUNTED) != 0
     group = tl.arange(0, BLOCK_G)
     codes = tl.load(codes_ptr + index * codes_stride + group * group_stride, mask=group < GROUPS, other=0)
     others = ((codes != code) & (group < GROUPS)).to(tl.int32)
@@ -99,5 +100,6 @@ def end_row(
     may_end = counted & (early == 0) & (endless == 0) & (status != STOPPED)
     ends = may_end & (tl.sum(tl.where(group < END_GROUPS, others, 0)) == 0)
     tl.store(row_ptr + ACTIVE, 0, mask=ends)
-    over = tl.where(tl.sum(others) == 0, STOPPED, STOPPED_WITH_FRAME)
-    tl.store(reported_ptr, tl.where(ends, over, tl.where(status == FULL, FULL_WITH_FRAME, status)), mask=counted)
+    ended = tl.where(tl.sum(others) == 0, STOPPED, STOPPED_WITH_FRAME)
+    status = tl.where(status == FULL, FULL_WITH_FRAME, status)
+    tl.store(reported_ptr + STATUS, tl.where(ends, ended, status), mask=counted)

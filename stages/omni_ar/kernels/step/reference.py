@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from omni_ar.kernels.sampling.state import Need, SamplingFlags, SamplingState
+from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, STATUS
 from omni_ar.kernels.step.state import RowFields, RowState, StepBuffers
 from omni_ar.kernels.step.status import RowStatus
 
@@ -28,7 +29,7 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor) -> None:
     fields_RC = state.fields.index_select(0, rows_R)
     row = RowFields(*fields_RC.unbind(1))
     row.counted.copy_(row.active)
-    status_R, count_R, ids_R = out_RW.unbind(1)
+    status_R, count_R, ids_R = out_RW[:, STATUS], out_RW[:, NUM_TOKENS], out_RW[:, IDS]
     stop_RS = state.sampling.stop_ids.index_select(0, rows_R)
     count_R.copy_(row.active)
     row.last.copy_(ids_R)
@@ -46,9 +47,9 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor) -> None:
 
 
 def post_update(state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, flags: SamplingFlags) -> None:
-    count_R = accepted_RW[:, 1]
+    count_R = accepted_RW[:, NUM_TOKENS]
     state.columns.length.index_add_(0, rows_R, advance_R * count_R)
-    observe(state.sampling, rows_R, accepted_RW[:, 2:], count_R, flags)
+    observe(state.sampling, rows_R, accepted_RW[:, IDS:], count_R, flags)
 
 
 def observe(state: SamplingState, rows_R: Tensor, ids_RK: Tensor, count_R: Tensor, flags: SamplingFlags) -> None:
@@ -94,7 +95,7 @@ def place_frames(
 
 def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end_groups: int) -> None:
     row = _fields(state, rows_R)
-    reported_RR = state.handoff.device[:, : rows_R.shape[0], 0]
+    reported_RR = state.handoff.device[:, : rows_R.shape[0], STATUS]
     slot = (state.counter - 1) % reported_RR.shape[0]
     status_R = reported_RR.index_select(0, slot)[0]
     counted_R = row.counted != 0
@@ -104,9 +105,9 @@ def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end
     may_end_R = counted_R & ~early_R & ~endless_R & (status_R != RowStatus.STOPPED)
     ends_R = may_end_R & is_end_RG[:, :end_groups].all(1)
     state.columns.active.index_copy_(0, rows_R, row.active * ~ends_R)
-    over_R = torch.where(is_end_RG.all(1), RowStatus.STOPPED, RowStatus.STOPPED_WITH_FRAME)
+    ended_R = torch.where(is_end_RG.all(1), RowStatus.STOPPED, RowStatus.STOPPED_WITH_FRAME)
     reported_R = torch.where(
-        ends_R, over_R, torch.where(status_R == RowStatus.FULL, RowStatus.FULL_WITH_FRAME, status_R)
+        ends_R, ended_R, torch.where(status_R == RowStatus.FULL, RowStatus.FULL_WITH_FRAME, status_R)
     )
     reported_RR.index_copy_(0, slot, torch.where(counted_R, reported_R, status_R)[None])
 

@@ -45,11 +45,9 @@ class RowState:
     conditioning: `[vectors, E]`, the vectors that condition each row's steps, `Limits.max_step_vectors` per row; the last
     one is zeros, for steps without a device row. A request's vectors are unchanged until its end, so a preempted
     request reads them again.
-    handoff: int64 `[ring, N, 2 + K]`, for each step in flight: `RowStatus`, number of tokens, and the ids; with a drafter, then
-    `REPORTED` columns. It is in host memory, so that a step's results need no copy.
-    counter: int64 `[1]`, number of steps that have sampled. It selects the handoff slot, so that a captured graph has
-    no such argument.
-    drafts: None without a drafter.
+    handoff: int64 `[ring, N, W]`, for each step in flight: the `HandoffFields` of each row; with a drafter, then its
+    `DraftHandoffFields`. It is in host memory, so that a step's results need no copy. counter: int64 `[1]`, number of steps that
+    have sampled. It selects the handoff slot, so that a captured graph has no such argument. drafts: None without a drafter.
     """
 
     fields: Tensor
@@ -72,8 +70,8 @@ class StepBuffers:
     `tokens`: maximum tokens of a step.
 
     positions_slots_AT: int64 `[P + 2, tokens]`: each token's positions, KV slot and payload slot, so that one copy fills them.
-    sampled_N: int64, the id that is sampled at each position; empty without a drafter. accepted_NW: status, count and ids of each
-    row, as in one slot of `RowState.handoff`. hidden: `[N, D]`, hidden states of the sampled rows. scored_TD: hidden states of
+    sampled_N: int64, the id that is sampled at each position; empty without a drafter. accepted_NW: each row's results, as in
+    one slot of `RowState.handoff`. hidden: `[N, D]`, hidden states of the sampled rows. scored_TD: hidden states of
     prompt tokens to be scored.
     scores: int64 `[ring, N + scored tokens, SCORE_FIELDS]`.
     """

@@ -19,7 +19,7 @@ class RowStatus(IntEnum):
     FULL_WITH_FRAME = 4
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return self is not RowStatus.RUNNING
 
     @property

@@ -134,7 +134,7 @@ class Reclaimer:
         return bool(free)
 
     def clear(self) -> None:
-        """Frees all blocks, whoever may still read: the device is idle and the stage is closing."""
+        """Frees all blocks, also those with readers: the device is idle and the stage is closing."""
         while self._leaving:
             self._pool.release(self._leaving.pop().table.blocks.tolist())
         self._spilled.clear()

@@ -77,7 +77,7 @@ def _alias_free_snake(
         position_L = tl.minimum(tl.maximum(first_L + (offset - 2 * HALF), 0), length - 1)
         samples += (tl.load(signal_L + position_L, mask=live_L, other=0.0).to(tl.float32),)  # type: ignore[assignment]
 
-    # Pairs at twice the rate, from HALF before the thread's first sample to HALF behind its last.
+    # Pairs at twice the rate, from HALF before the thread's first sample to HALF after its last.
     evens, odds = (), ()
     for pair in tl.static_range(COUNT + 2 * HALF):
         even_L, odd_L = samples[pair] * even_taps[0], samples[pair + 1] * odd_taps[0]
@@ -87,7 +87,7 @@ def _alias_free_snake(
         even_L = _snake(2 * even_L, frequency_L, magnitude_L)
         odd_L = _snake(2 * odd_L, frequency_L, magnitude_L)
         if pair > HALF:
-            # Behind the signal's end, its last sample at twice the rate. A thread's first pair is always inside.
+            # After the signal's end, its last sample at twice the rate. A thread's first pair is always inside.
             inside_L = first_L + (pair - HALF) < length
             odd_L = tl.where(inside_L, odd_L, odds[pair - 1])
             even_L = tl.where(inside_L, even_L, odd_L)

@@ -16,12 +16,12 @@ def attend_blocks(
     qkv_UBKF3HW: Tensor, bias_N1FJ: Tensor, before_UBF2HW: Tensor | None = None, *, back: bool, ahead: bool
 ) -> Tensor:
     """Every frame attends to the frames of its block, with `back` also to those of the block before, with `ahead` to those of the
-    block behind. Returns `[N, F, H, W]`.
+    block after. Returns `[N, F, H, W]`.
 
     qkv_UBKF3HW: queries, keys and values, contiguous. bias_N1FJ: added to the scores of the block before, the block and the block
-    behind; -inf for frames that are not seen, which have the weight 0 and must be finite; equal for all queries of a block; dense
+    after; -inf for frames that are not seen, which have the weight 0 and must be finite; equal for all queries of a block; dense
     along J. before_UBF2HW: keys and values of the block before a row's first, contiguous within a row. Without it, the bias must
-    hide that block, as it must always hide the one behind a row's last. All tensors have one dtype. Products of float32 are
+    hide that block, as it must always hide the one after a row's last. All tensors have one dtype. Products of float32 are
     rounded to TF32 where torch's are; float64 runs in torch.
     """
     if qkv_UBKF3HW.dtype == torch.float64 or not runs_kernel(qkv_UBKF3HW):

@@ -1,7 +1,7 @@
 """A program computes one head of one block. Its queries and all keys that they see fit into registers at once, so the softmax needs
 no running maximum. Keys and values of neighbours are read where they are, without a copy.
 
-Shape legend: see the package; besides, f frames and w columns of a tile, padded to what a matrix instruction takes.
+Shape legend: see the package; besides, f frames and w columns of a tile, padded to the size of a matrix instruction.
 """
 
 import math
@@ -90,7 +90,7 @@ def _attend_blocks(
     highest_f = tl.max(scores, 1)
 
     if BACK:
-        # Without a block before the first, its bias hides what is read in its place.
+        # Without a block before the first, its bias hides the values read in its place.
         back_ptr = own_ptr - tl.where(block > 0, BLOCK, 0)
         if BEFORE and block == 0:
             row, branch = number // blocks % rows, number // blocks // rows

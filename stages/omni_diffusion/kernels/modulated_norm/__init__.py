@@ -17,7 +17,7 @@ EPS = 1e-6
 
 
 class GatedBranch(NamedTuple):
-    """What is to be added to the input: `gate * branch`. branch_UBTD: contiguous. gate_BD: dense along D."""
+    """The addition to the input: `gate * branch`. branch_UBTD: contiguous. gate_BD: dense along D."""
 
     branch_UBTD: Tensor
     gate_BD: Tensor

@@ -1,4 +1,4 @@
-"""Convolution of a signal with its past, with the addition and the `SnakeBeta` behind it.
+"""Convolution of a signal with its past, with the addition and the `SnakeBeta` after it.
 
 Shape legend: B rows, T positions, L positions with those before them, C channels in, N channels out, K taps.
 """
@@ -27,7 +27,7 @@ def causal_conv(
     """Writes `conv(x) + bias + residual` to `sum_BTN`, and its `snake` to `activated_BTN`, each if it is given.
 
     Output t is a sum over the positions t, t + dilation, ... of `x_BLC`: T is L - (K - 1) dilation. All tensors have one
-    float dtype; kernels have sums in float32, rounded where they are written. Rows of B may lie apart; the dimensions behind
+    float dtype; kernels have sums in float32, rounded where they are written. Rows of B may lie apart; the dimensions after
     B are contiguous. snake: output n has the parameters of channel n % channels, since the outputs of an upsampling
     convolution are `[rate, channels]`.
     """

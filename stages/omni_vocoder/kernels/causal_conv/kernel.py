@@ -1,6 +1,6 @@
 """An implicit matrix product: a tile of positions by output channels, summed over taps and input channels.
 
-The activation is computed here, once per number, where the number is still in a register: behind the convolution before it
+The activation is computed here, once per number, where the number is still in a register: after the convolution before it
 instead of before the one that reads it, which would compute it once per tap. Rows of the batch and their positions are one
 dimension, so that short chunks of many streams fill tiles.
 

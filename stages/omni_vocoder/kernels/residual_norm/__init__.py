@@ -1,4 +1,4 @@
-"""The addition of a scaled branch to the residual stream, and the norm behind it.
+"""The addition of a scaled branch to the residual stream, and the norm after it.
 
 Shape legend: B rows, T positions, D width.
 """

@@ -26,7 +26,7 @@ def attend_window(
 
     query_BTX, key_BTX, value_BTX: not rotated, dense along X. Kernels are compiled for the stride of T, which should not
     depend on T. past_key_BKPE, past_value_BKPE: rotated keys, and values, of the positions before; parts of one state,
-    contiguous behind B. They become those of the last P positions. Those before the start of a stream have no effect on the
+    contiguous after B. They become those of the last P positions. Those before the start of a stream have no effect on the
     result; the reference needs them finite. All float tensors have one dtype; rotated queries and keys are rounded to it.
     """
     if not runs_kernel(query_BTX) or query_BTX.dtype == torch.float64:

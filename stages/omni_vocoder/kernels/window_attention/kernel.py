@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from omni_frames.kernels.turned import turned
+from omni_frames.kernels.rotated import rotated
 from omni_vocoder.kernels.window_attention.reference import Sight
 
 _SMALLEST = 16
@@ -140,7 +140,7 @@ def _attend_window(
         total_m = tl.zeros([BLOCK_M], tl.float32)
         sum_me = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
         end = PAST + tl.minimum(first_query + BLOCK_M, positions)
-        # Each query sees a key of the first tile, which is as large as that of the queries: `highest_m` is finite behind it.
+        # Each query sees a key of the first tile, which is as large as that of the queries: `highest_m` is finite after it.
         for first_key in range(tl.maximum(begin, first_query), end, BLOCK_N):
             index_n = first_key + offset_n
             k_low, k_high = _keys(
@@ -162,7 +162,7 @@ def _attend_window(
 
     # Key n + positions becomes key n of the past. The past is rewritten in place, from its start on: a tile is written after it
     # has been read, which the barrier ensures for all threads, as it does for what is read above. Later tiles read only
-    # behind it, since they read behind what they write.
+    # entries after it, since each reads entries after those that it writes.
     for first_key in range(0, PAST, BLOCK_N):
         kept_n = first_key + offset_n
         live_n = kept_n < PAST
@@ -190,7 +190,7 @@ def _keys(
     HALF: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """Halves of the rotated keys `index_n` of past and new ones; zeros behind the last."""
+    """Halves of the rotated keys `index_n` of past and new ones; zeros after the last."""
     is_past_n, new_n = index_n < PAST, index_n - PAST
     is_new_n = (new_n >= 0) & (new_n < positions)
     new_low, new_high = _rotated(
@@ -224,7 +224,7 @@ def _rotated(head_n, cos_n, sin_n, live_n, HALF: tl.constexpr, BLOCK_F: tl.const
     live."""
     low, high = _load(head_n, live_n, HALF, BLOCK_F), _load(head_n + HALF, live_n, HALF, BLOCK_F)
     cos, sin = _load(cos_n, live_n, HALF, BLOCK_F).to(tl.float32), _load(sin_n, live_n, HALF, BLOCK_F).to(tl.float32)
-    return turned(low.to(tl.float32), high.to(tl.float32), cos, sin, low.dtype)
+    return rotated(low.to(tl.float32), high.to(tl.float32), cos, sin, low.dtype)
 
 
 @triton.jit

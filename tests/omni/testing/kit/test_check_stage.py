@@ -57,7 +57,7 @@ def test_a_small_kind_keeps_the_contract(kind: Any):
     check_adder(kind)
 
 
-def test_outputs_alone_are_what_is_expected_by_default():
+def test_outputs_alone_are_expected_by_default():
     check_adder(AdderKind, expected=None, options=AdderOptions(max_num_seqs=5))
 
 
@@ -152,7 +152,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
         [
             (adder_faults.NoOptions, "declares", "options is a frozen msgspec.Struct; give the class"),
             (adder_faults.LoadsNothing, "declares", "returns an omni.stage.LoadedStage.*PlainStage"),
-            (adder_faults.AddsTooMuch, "not_before_ready", "gets what is expected: Numbers 2 is"),
+            (adder_faults.AddsTooMuch, "not_before_ready", "gets the expected outputs: Numbers 2 is"),
             (adder_faults.SharesARow, "together", "keep everything by request"),
             (
                 adder_faults.WantsAllAtOnce,
@@ -171,7 +171,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
             (
                 adder_faults.ReleasesBeforeItReads,
                 "late_devices|alone",
-                "overwrites it then .`spoil`.: add_numbers .*call Feed.release with the event that is recorded behind",
+                "overwrites it then .`spoil`.: add_numbers .*call Feed.release with the event that is recorded after",
             ),
             (
                 adder_faults.ReusesItsOutput,
@@ -228,7 +228,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
             (adder_faults.ReportsNames, "declares", "usage returns numbers by name, not "),
             (adder_faults.KeepsRowsWhenClosed, "closed", "close frees all: .*'rows': 1.*override `close`"),
             (adder_faults.KeepsOutputsWhenClosed, "closed", "close frees all: .*'outputs': 1.*outputs that are lent"),
-            (adder_faults.CountsNoRows, "counted", "usage counts what is held: 'rows' was zero in every tick"),
+            (adder_faults.CountsNoRows, "counted", "usage counts held resources: 'rows' was zero in every tick"),
             (adder_faults.KeepsRequests, "not_before_ready", "usage is zero when no request is there; .*'records': 1"),
         ],
     ),
@@ -256,7 +256,7 @@ def test_arguments_that_make_the_check_empty_are_refused(arguments: dict[str, An
         ("spoil", "before the event that it is released with, .*; call Feed.release with the event"),
         ("copy", "an input is read once it has arrived: .*; ask Feed.arrived"),
         ("scatter", "an input is read once it has arrived: .*; ask Feed.arrived"),
-        ("fetch", "has its values from Produced.ready on, .*; record `ready` behind the work"),
+        ("fetch", "has its values from Produced.ready on, .*; record `ready` after the work"),
         ("add_more", "ordered by streams and events: .*; launch work that reads a result on the same stream"),
     ],
 )

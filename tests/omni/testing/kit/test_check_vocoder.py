@@ -52,8 +52,8 @@ def test_check_vocoder_passes_the_vocoder_of_a_family(tmp_path: Path):
 @pytest.mark.parametrize(
     ("broken", "found_by", "message"),
     [
-        (vocoder_faults.Forgets, "chunks_of_any_size", "carry what each layer has seen of earlier frames"),
-        (vocoder_faults.ForgetsToStore, "chunks_of_any_size", "is off by .*carry what each layer"),
+        (vocoder_faults.Forgets, "chunks_of_any_size", "carry each layer.s context of earlier frames"),
+        (vocoder_faults.ForgetsToStore, "chunks_of_any_size", "is off by .*carry each layer"),
         (vocoder_faults.NormalizesTheChunk, "chunks_of_any_size", "no normalization by its length or peak"),
         (vocoder_faults.KeepsOneState, "batches", "use rows_B for the state of each row"),
         (vocoder_faults.NormalizesTheBatch, "batches", "reduce nothing over the batch"),

@@ -37,7 +37,7 @@ def test_requests_come_and_go(tmp_path: Path):
     assert first.tokens == [ord(letter) for letter in "abc"]
     assert second.error is GIVEN_UP
     assert 0 < len(second.tokens) < 90
-    assert third.over
+    assert third.finished
 
 
 def adder_plugins() -> Plugins:
@@ -72,7 +72,7 @@ def test_records_that_a_stage_keeps_are_found(monkeypatch: pytest.MonkeyPatch):
 def tick_to_the_end() -> None:
     with engine_for(PIPELINE, plugins=adder_plugins()) as engine:
         result = engine.start(REQUEST)
-        while not result.over:
+        while not result.finished:
             engine.tick()
 
 

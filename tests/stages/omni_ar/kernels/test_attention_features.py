@@ -46,7 +46,7 @@ def test_windows_of_all_sizes(window):
     check_attention(attend(world, q, meta, decode_settings(2), features=features), expected)
 
 
-def test_a_window_costs_what_it_holds_and_no_more():
+def test_a_window_costs_its_contents_and_no_more():
     """The tables of blocks before it hold what no cache has, which the interpreter would fail to load."""
     world = PagedRows(4, kv_heads=1, group=1, block_size=16, device=DEVICE)
     features = AttentionFeatures(window=16)

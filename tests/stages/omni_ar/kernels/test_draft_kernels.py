@@ -12,7 +12,8 @@ from omni_ar.kernels.ngram import kernel as ngram_kernel
 from omni_ar.kernels.ngram import reference as ngram_reference
 from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.kernels.step import draft_kernel, draft_reference
-from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, REPORTED, START_RATE, DraftFields, DraftState
+from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, START_RATE, DraftFields, DraftState
+from omni_ar.kernels.step.handoff import NUM_TOKENS, handoff_width
 from omni_ar.kernels.step.status import RowStatus
 from tests.stages.omni_ar.kernels import test_step_kernels as steps
 from tests.stages.omni_ar.kernels.test_step_kernels import BATCHES, BLOCK_SIZE, DEVICES, MAX_LENGTH, ROWS, VOCAB
@@ -40,7 +41,7 @@ class Bench(steps.Bench):
         drafts.columns.cap[2] = 0
         drafts.columns.proposed.copy_(torch.tensor([DRAFTS - row % 5 % 4 for row in range(count)]))
         drafts.columns.proposed[3], drafts.columns.proposed[ROWS] = -2, 0  # a plugin's drafter may be wrong
-        handoff = CpuDevice().shared((3, count, 2 + 1 + DRAFTS + REPORTED), torch.int64)
+        handoff = CpuDevice().shared((3, count, handoff_width(1 + DRAFTS, True)), torch.int64)
         self.state = dataclasses.replace(self.state, drafts=drafts, handoff=handoff)
         self.there = steps.on_device(self.state, device)
         size = count * (1 + DRAFTS)
@@ -151,13 +152,13 @@ def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive:
         odd_RJ = torch.randint(-1, 9, sampled_RJ.shape, generator=bench.generator)
         sampled_RJ = sampled_RJ.where(torch.arange(positions) < cut_R1, odd_RJ)
         sampled_RJ[rows_R == ROWS] = 0
-        out_RW = torch.zeros(len(batch), 2 + 1 + DRAFTS + REPORTED, dtype=torch.int64)
+        out_RW = torch.zeros(len(batch), handoff_width(1 + DRAFTS, True), dtype=torch.int64)
         out_there, sampled_there = out_RW.to(device), sampled_RJ.to(device)
         draft_reference.accept_drafts(bench.state, rows_R, sampled_RJ, out_RW)
         draft_kernel.accept_drafts(bench.there, rows_there, sampled_there, out_there)
         assert torch.equal(out_there.cpu(), out_RW)
         bench.check()
-        counts += out_RW[:, 1].tolist()
+        counts += out_RW[:, NUM_TOKENS].tolist()
         advance_R = torch.full_like(rows_R, 1 + step % 2)
         draft_reference.record_drafts(bench.state, rows_R, out_RW, positions, advance_R, EVERYTHING)
         draft_kernel.record_drafts(bench.there, rows_there, out_there, positions, advance_R.to(device))
@@ -181,7 +182,7 @@ def test_stop_ids_and_limits_within_a_run(device: str):
         state.columns.active[:ROWS] = 1
         drafts.columns.proposed[:ROWS] = drafts.columns.offered[:ROWS] = DRAFTS
     sampled_RJ = torch.tensor([5, 6, 8, 1]).repeat(ROWS, 1)
-    out_RW = torch.zeros(ROWS, 2 + 1 + DRAFTS + REPORTED, dtype=torch.int64)
+    out_RW = torch.zeros(ROWS, handoff_width(1 + DRAFTS, True), dtype=torch.int64)
     out_there = out_RW.to(device)
     draft_reference.accept_drafts(bench.state, rows_R, sampled_RJ, out_RW)
     draft_kernel.accept_drafts(bench.there, rows_there, sampled_RJ.to(device), out_there)

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from omni_ar.kernels.sampling import fused_sample, kernel
-from omni_ar.kernels.sampling.settings import WideSettings
+from omni_ar.kernels.sampling import fused_sample
 from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.sampling.sampler import sample, sample_drafted
 from tests.support.sampler_bench import assert_same_ids, moved, noisy_logits, state_of
@@ -29,15 +28,6 @@ ROWS: list[dict[str, Any]] = [
 PROMPT, OUTPUTS = (1, 2, 2, 5), (5, 5, 7)
 DRAFTS = ((2, 7, 2), (7, 7, 7), (2, 3, 11), (9, 2, 99))
 """The last id is not in a vocabulary of 37."""
-
-
-@pytest.fixture
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vocabulary of 100 is a wide one."""
-    settings = WideSettings(block=32, segment=8, nucleus=4, scan_warps=4, scan_registers=0, finish_warps=4)
-    monkeypatch.setattr(kernel, "_ROOM", 32)
-    monkeypatch.setattr(kernel, "_FEW", 16)
-    monkeypatch.setattr(kernel, "wide_settings", lambda device, vocab: settings)
 
 
 @pytest.mark.parametrize("drafts", DRAFTS[:3])

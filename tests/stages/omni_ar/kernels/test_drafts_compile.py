@@ -21,7 +21,7 @@ from omni_ar.kernels.step.draft_prepare import prepare_positions
 
 FLOATS = ("temperature", "min_p", "top_n_sigma", "repetition_penalty", "frequency_penalty", "presence_penalty", "biases")
 OF_STATE = dict.fromkeys(FLOATS, "*fp32") | {"top_p": "*fp64", "seen": "*u8", "forbidden": "*u8", "counts": "*i32"}
-SIZES = dict(POSITIONS=4, DRAFTS=3, ADAPTIVE=True, RING=3, WIDTH=8, SEEN=1001, TEXT=4097, BY_ROW=True, SEGMENT=128)
+SIZES = dict(POSITIONS=4, DRAFTS=3, ADAPTIVE=True, RING=3, WIDTH=8, SEEN=1001, TEXT=4097, BY_ROW=True, TILE=128)
 KERNELS = {
     _propose: dict(FEWEST=2, MOST=4, BLOCK=1024),
     prepare_positions: dict(AXES=3, TABLE=64, BLOCK_SIZE=16),
@@ -29,14 +29,14 @@ KERNELS = {
     record_row: {},
     sample_row: dict(BLOCK=1024, FEW=128),
     scan: dict(BLOCK=2048),
-    finish: dict(PER_BLOCK=16, PADDED_BLOCKS=64, PADDED_SEGMENTS=1024, NUCLEUS=256, ROOM=4096, FEW=128),
+    finish: dict(PER_BLOCK=16, PADDED_BLOCKS=64, PADDED_TILES=1024, NUCLEUS=256, ROOM=4096, FEW=128),
 }
 POINTERS = {name for kernel in KERNELS for name in kernel.arg_names if name.endswith("_ptr")}
 TYPES = dict.fromkeys(POINTERS, "*i64") | {
     "parameters": Pointers(*(OF_STATE.get(name, "*i64") for name in Pointers._fields)),
     "logits_ptr": "*bf16",
-    **dict.fromkeys(("text_ptr", "counts_ptr", "spare_ids_ptr", "chosen_ptr"), "*i32"),
-    **dict.fromkeys(("work_ptr", "segments_ptr", "weight_ptr", "spare_x_ptr"), "*fp32"),
+    **dict.fromkeys(("text_ptr", "counts_ptr", "scratch_ids_ptr", "chosen_ptr"), "*i32"),
+    **dict.fromkeys(("work_ptr", "tiles_ptr", "weight_ptr", "scratch_x_ptr"), "*fp32"),
     "seen_ptr": "*u8",
 }
 """
@@ -46,8 +46,8 @@ SMALL = {
     "MOST=4, BLOCK=1024": "MOST=4, BLOCK=128",
     "BLOCK=1024, FEW=128": "BLOCK=128, FEW=32",
     "BLOCK=2048": "BLOCK=256",
-    "PADDED_BLOCKS=64, PADDED_SEGMENTS=1024, NUCLEUS=256, ROOM=4096, FEW=128": (
-        "PADDED_BLOCKS=16, PADDED_SEGMENTS=64, NUCLEUS=32, ROOM=128, FEW=32"
+    "PADDED_BLOCKS=64, PADDED_TILES=1024, NUCLEUS=256, ROOM=4096, FEW=128": (
+        "PADDED_BLOCKS=16, PADDED_TILES=64, NUCLEUS=32, ROOM=128, FEW=32"
     ),
 }
 """Tiles of the launched sizes, and smaller ones, which the compiler unrolls in a third of the time."""

@@ -1,7 +1,5 @@
 """Recorded launches have the settings of the device that they are recorded for, not of their tensors'."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -17,14 +15,9 @@ from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.sampling.kernel import draw, sample
 from omni_ar.kernels.sampling.state import SamplingState
 
+pytestmark = pytest.mark.usefixtures("h200")
+
 H200 = torch.device("cuda", 62)
-
-
-@pytest.fixture(autouse=True)
-def h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """What layers of a rank launch where ranks sum through each other's memory, as it is recorded before there are other ranks."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,16 +19,11 @@ from omni_ar.layers.linear import RowLinear
 from omni_ar.layers.parallel import partitioned
 from omni_ar.layers.vocabulary import VocabEmbedding
 
+pytestmark = pytest.mark.usefixtures("h200")
+
 RANKS = SilentCommunicator(1, 2)
 WIDTH = 2048
 FACTORY: Any = {"device": "meta", "dtype": torch.bfloat16}
-
-
-@pytest.fixture(autouse=True)
-def h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
 def recorded(run: Callable[[], object]) -> list[tuple[str, dict[str, object]]]:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from omni_ar.kernels.sampling import fused_draw, fused_sample, kernel
-from omni_ar.kernels.sampling.settings import WideSettings
+from omni_ar.kernels.sampling import fused_draw, fused_sample
 from omni_ar.kernels.sampling.state import EVERYTHING
 from omni_ar.sampling.sampler import draw, sample
 from tests.support.sampler_bench import assert_same_ids, moved, noisy_logits, state_of
@@ -40,15 +39,6 @@ ROWS: list[dict[str, Any]] = [
 """The last has no allowed token behind a 7."""
 
 PROMPT, OUTPUTS = (1, 2, 2, 5), (5, 5, 7)
-
-
-@pytest.fixture
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vocabulary of 100 is a wide one."""
-    settings = WideSettings(block=32, segment=8, nucleus=4, scan_warps=4, scan_registers=0, finish_warps=4)
-    monkeypatch.setattr(kernel, "_ROOM", 32)
-    monkeypatch.setattr(kernel, "_FEW", 16)
-    monkeypatch.setattr(kernel, "wide_settings", lambda device, vocab: settings)
 
 
 def check_rows(vocab: int, rows: list[dict[str, Any]], device: str, scale: float = 2.0, steps: int = 2) -> set[int]:

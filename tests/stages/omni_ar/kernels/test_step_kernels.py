@@ -11,6 +11,7 @@ from omni.device import SharedMemory, open_device
 from omni.device.cpu import CpuDevice
 from omni_ar.kernels.sampling.state import EVERYTHING, Need
 from omni_ar.kernels.step import kernel, reference
+from omni_ar.kernels.step.handoff import NUM_TOKENS, STATUS
 from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
@@ -154,7 +155,7 @@ def test_a_row_that_is_over_and_fills_its_table_writes_to_the_null_block(device:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch", BATCHES)
-def test_tokens_and_what_they_count(device: str, batch: tuple[int, ...]):
+def test_tokens_and_their_counts(device: str, batch: tuple[int, ...]):
     bench = Bench(False, device)
     rows_R, rows_there = bench.rows(*batch)
     for step in range(5):  # which goes round the handoff's ring
@@ -236,7 +237,7 @@ def test_before_the_first_turn_the_newest_slot_is_the_last(device: str):
     bench = Bench(True, device)
     rows_R, _ = bench.rows(1, 2)
     bench.both("end_frames", rows_R, torch.full((2, 3), END), END, 3)
-    assert bench.state.handoff.host[-1, :2, 0].tolist() == [RowStatus.STOPPED] * 2
+    assert bench.state.handoff.host[-1, :2, STATUS].tolist() == [RowStatus.STOPPED] * 2
     bench.check()
 
 
@@ -276,9 +277,10 @@ def test_frames_that_end_a_request(device: str, groups: int):
             bench.check()
             for place, row in enumerate(batch):
                 fields = RowFields(*bench.state.fields[row].tolist())
-                status, count, _ = bench.state.handoff.host[0, place].tolist()
+                columns = bench.state.handoff.host[0, place].tolist()
+                status, count = columns[STATUS], columns[NUM_TOKENS]
                 if count:
-                    before = int(out_RW[place, 0])
+                    before = int(out_RW[place, STATUS])
                     frame = FRAMES[(row + shift) % 5]
                     assert status == reported(before, frame, groups, early and fields.outputs <= 4, endless)
                     seen.add((before, status))

@@ -38,7 +38,7 @@ def tables():
 
 
 @pytest.mark.parametrize(("operation", "shapes"), list(tables()))
-def test_entries_are_what_launches_take(operation, shapes):
+def test_entries_are_the_arguments_of_launches(operation, shapes):
     for key, sizes in shapes.items():
         kind = (WideSettings if key.startswith("V") else RowSettings) if operation == "sampling" else KINDS[operation]
         assert sizes

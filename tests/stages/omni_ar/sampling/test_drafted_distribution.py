@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device.cpu import CpuDevice
-from omni_ar.kernels.step.draft_state import REPORTED
 from omni_ar.kernels.step.drafts import accept_drafts
+from omni_ar.kernels.step.handoff import NUM_TOKENS, handoff_width
 from omni_ar.kernels.step.state import RowState
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -135,9 +135,9 @@ class Setting:
         sample_positions(state, self.logits_JV.repeat(ROWS, 1), rows_R, flags, None, (), sampled_RJ)
         biased_R = torch.rand(ROWS, generator=torch.Generator().manual_seed(first)) < share
         sampled_RJ[biased_R, 0] = drafts.drafts[0, 0]
-        out_RW = torch.zeros(ROWS, 2 + 1 + DRAFTS + REPORTED, dtype=torch.int64)
+        out_RW = torch.zeros(ROWS, handoff_width(1 + DRAFTS, True), dtype=torch.int64)
         accept_drafts(state, rows_R, sampled_RJ, out_RW)
-        yield sampled_RJ, out_RW[:, 1]
+        yield sampled_RJ, out_RW[:, NUM_TOKENS]
 
 
 def chance(setting: Setting, count: int, share: float = 0.0) -> float:

@@ -96,7 +96,7 @@ def test_rows_equal_transformers_beside_any_other_rows(rows, prompts, seed):
 
 @settings(deadline=None, max_examples=15)
 @given(st.lists(parameters(), min_size=ROWS, max_size=ROWS), PROMPTS, st.integers(0, 2**31))
-def test_a_captured_step_need_not_know_what_its_rows_need(rows, prompt, seed):
+def test_a_captured_step_serves_rows_with_any_parameters(rows, prompt, seed):
     logits_RV = torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
     bench = SamplerBench(VOCAB, ROWS)
     bench.start([starting(place, p, prompt) for place, p in enumerate(rows)])

@@ -73,7 +73,7 @@ def test_a_processor_sees_generated_tokens_and_no_prompt():
     assert two == ([1, 4], [7, 4], counts)
 
 
-def test_a_row_set_up_afresh_uses_what_it_asks_for_only():
+def test_a_row_set_up_afresh_uses_its_own_parameters_only():
     bench, _ = bench_of(([1], [], {"watch": ()}), ([1], [], {"push": (3, 1)}))
     bench.start([starting(0, resolved(VOCAB, processors={"push": {}}), params={"push": (5, 1)})])
     assert bench.sample(torch.zeros(2, VOCAB), [0, 1], [0, 0]) == [5, 3]

@@ -85,7 +85,7 @@ def test_every_frame(shape: Shape, dtype: torch.dtype) -> None:
         assert ((ours.double() - exact).abs() <= bound).all()
 
 
-def test_what_a_block_does_not_see_has_no_effect() -> None:
+def test_frames_that_a_block_does_not_see_have_no_effect() -> None:
     """Of three blocks with one frame missing in the last: the first sees the last neither ahead nor back."""
     case = Case.drawn((1, 1, 3, 4, 2, 8), torch.float32)
     case.bias[2, :, :, 7] = float("-inf")

@@ -1,4 +1,4 @@
-"""A convolution with the addition and the activation behind it against float64. Shapes as in the package."""
+"""A convolution with the addition and the activation after it against float64. Shapes as in the package."""
 
 from collections.abc import Callable
 from random import Random

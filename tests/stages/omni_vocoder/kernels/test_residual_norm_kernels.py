@@ -1,4 +1,4 @@
-"""The addition of a branch and the norm behind it, against float64. Shapes as in the package."""
+"""The addition of a branch and the norm after it, against float64. Shapes as in the package."""
 
 from random import Random
 

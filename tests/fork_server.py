@@ -34,7 +34,7 @@ _BOOT = (
     "import json, sys\n"
     "sys.path[:] = json.loads(sys.argv[2])\n"
     f"import {', '.join(_IMPORTED)}\n"
-    "from tests.support.fork_server import serve\n"
+    "from tests.fork_server import serve\n"
     "serve(int(sys.argv[1]))\n"
 )
 

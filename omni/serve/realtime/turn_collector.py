@@ -28,7 +28,7 @@ _MOST_BYTES = 2**30
 """Of one event's sound: the event itself has a lower bound."""
 
 
-class TurnListener:
+class TurnCollector:
     """Collects sound until a turn has ended. most_seconds: maximum length of a turn, which ends then. on_speech: the user starts to
     speak, and a response may be interrupted. on_item: a turn is in the conversation. on_turn: the same, and a response is asked
     for."""

@@ -1,4 +1,5 @@
-"""A small random model whose decode steps are conditioned by a text id and a device row, and the same model computed the long way.
+"""A small random model whose decode steps are conditioned by a text id and a device row, and the same model as a reference
+implementation.
 
 Shape legend: T tokens, R rows, D width, W width of step rows.
 """
@@ -36,7 +37,7 @@ Condition = tuple[int, Tensor | None]
 """The conditioning of a step: a text id, and a row `[W]` if there is one."""
 
 
-class Listener(SmallText):
+class ConditionedText(SmallText):
     """heard: width of the rows."""
 
     def __init__(self, heard: int = 64, vocab: int = 53, positions: int = 96) -> None:
@@ -55,7 +56,7 @@ class Listener(SmallText):
         return self._embed(step.ids_R) + self.text_table[step.columns_SR[0]] + heard_RD
 
 
-class WordlessListener(Listener):
+class WordlessConditionedText(ConditionedText):
     """Steps have rows alone."""
 
     @property
@@ -68,7 +69,7 @@ class WordlessListener(Listener):
 
 
 def answered(
-    model: Listener, prompt: Sequence[int], heard: Sequence[Condition], pad: int, max_tokens: int
+    model: ConditionedText, prompt: Sequence[int], heard: Sequence[Condition], pad: int, max_tokens: int
 ) -> list[int]:
     """Greedy tokens, with a full recomputation for each. heard: text ids of the first steps after the prompt. pad: that of later
     ones."""
@@ -89,28 +90,28 @@ def answered(
 
 # A model family of two: one writes, the other answers, each step of it conditioned by the hidden state of a written token.
 #
-# writer ──► listener
+# writer ──► answerer
 #
 # The writer's text is an output too.
 
-WRITER, LISTENER = "writer", "listener"
+WRITER, ANSWERER = "writer", "answerer"
 TEXT, ANSWER = "text", "answer"
 PAD = 2
 _WIDTH = 40
-_HERE = "tests.support.listener"
+_HERE = "tests.support.conditioned"
 
 
-class ListenArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """prompt: the listener's, which it gets with the first token; None if it has it from the front end."""
+class ConditionArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """prompt: the answerer's, which it gets with the first token; None if it has it from the front end."""
 
     prompt: Prompt | None = None
 
 
-class ToListener:
+class ToAnswerer:
     """Each token's hidden state conditions one step. Every fourth step has a text id instead."""
 
     def __init__(self, args: msgspec.Struct | None) -> None:
-        assert args is None or isinstance(args, ListenArgs)
+        assert args is None or isinstance(args, ConditionArgs)
         self._prompt = args.prompt if args is not None else None
 
     def push(self, payload: Payload) -> Sequence[Payload]:
@@ -137,22 +138,22 @@ def text_of(index: int) -> int:
 def write_checkpoint(folder: Path, credit: int = 64) -> Path:
     """credit: of the edge. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "listener", "credit": credit}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "conditioned", "credit": credit}))
     return folder
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     options = ArOptions(max_num_seqs=3, block_size=3)
     return Pipeline(
-        family="listener",
+        family="conditioned",
         stages=(
             Stage(name=WRITER, kind="ar", model=f"{_HERE}:build_writer", options=options),
-            Stage(name=LISTENER, kind="ar", model=f"{_HERE}:build_listener", options=options),
+            Stage(name=ANSWERER, kind="ar", model=f"{_HERE}:build_answerer", options=options),
         ),
         edges=(
-            Edge(producer=WRITER, consumer=LISTENER, adapter=f"{_HERE}:ToListener", credit=checkpoint.config["credit"]),
+            Edge(producer=WRITER, consumer=ANSWERER, adapter=f"{_HERE}:ToAnswerer", credit=checkpoint.config["credit"]),
         ),
-        outputs=(PipelineOutput(modality=TEXT, stage=WRITER), PipelineOutput(modality=ANSWER, stage=LISTENER)),
+        outputs=(PipelineOutput(modality=TEXT, stage=WRITER), PipelineOutput(modality=ANSWER, stage=ANSWERER)),
         frontend=f"{_HERE}:none",
     )
 
@@ -161,16 +162,16 @@ def writer() -> HiddenText:
     return HiddenText(_WIDTH)
 
 
-def listener() -> Listener:
-    return Listener(_WIDTH)
+def answerer() -> ConditionedText:
+    return ConditionedText(_WIDTH)
 
 
 def build_writer(context: StageContext) -> HiddenText:
     return writer().to(context.device.torch_device, context.dtype)
 
 
-def build_listener(context: StageContext) -> Listener:
-    return listener().to(context.device.torch_device, context.dtype)
+def build_answerer(context: StageContext) -> ConditionedText:
+    return answerer().to(context.device.torch_device, context.dtype)
 
 
 def ask(
@@ -183,11 +184,11 @@ def ask(
     sampling: Mapping[str, SamplingParams] = {},
     rules: HostRules | None = None,
 ) -> EngineRequest:
-    """written, heard: the prompts of the two. from_frontend: whether the front end gives the listener its prompt, instead of the
+    """written, heard: the prompts of the two. from_frontend: whether the front end gives the answerer its prompt, instead of the
     edge."""
     prompt = plain_prompt(heard)
-    inputs = {WRITER: [Payload(plain_prompt(written))]} | ({LISTENER: [Payload(prompt)]} if from_frontend else {})
-    edges = {} if from_frontend else {f"{WRITER}->{LISTENER}": ListenArgs(prompt=prompt)}
+    inputs = {WRITER: [Payload(plain_prompt(written))]} | ({ANSWERER: [Payload(prompt)]} if from_frontend else {})
+    edges = {} if from_frontend else {f"{WRITER}->{ANSWERER}": ConditionArgs(prompt=prompt)}
     told = {WRITER: rules} if rules is not None else {}
     return EngineRequest(
         request_id, frozenset({TEXT, ANSWER}), inputs, edges=edges, sampling=sampling, priority=priority, rules=told
@@ -195,23 +196,23 @@ def ask(
 
 
 def conditions(prompt: Sequence[int], tokens: Sequence[int]) -> list[Condition]:
-    """The listener's conditioning by a writer with this prompt and these tokens, everything recomputed."""
+    """The answerer's conditioning by a writer with this prompt and these tokens, everything recomputed."""
     with torch.inference_mode():
         rows_TW = writer().emitted_whole([*prompt, *tokens])[len(prompt) - 1 : -1]
     return [(text_of(index), row_W if has_row(index) else None) for index, row_W in enumerate(rows_TW)]
 
 
 def answer(written: Sequence[int], tokens: Sequence[int], heard: Sequence[int], max_tokens: int) -> list[int]:
-    """The listener's greedy tokens for that."""
+    """The answerer's greedy tokens for that."""
     with torch.inference_mode():
-        return answered(listener(), heard, conditions(written, tokens), PAD, max_tokens)
+        return answered(answerer(), heard, conditions(written, tokens), PAD, max_tokens)
 
 
-def listener_plugins() -> Plugins:
+def conditioned_plugins() -> Plugins:
     """The family, and its stage kinds and connectors."""
-    return plugins_of("ar", "local", listener=_HERE)
+    return plugins_of("ar", "local", conditioned=_HERE)
 
 
 @hookimpl
 def omni_model_families() -> Sequence[ModelFamily]:
-    return [family_of("listener", _HERE)]
+    return [family_of("conditioned", _HERE)]

@@ -1,0 +1,34 @@
+"""The columns of a row in a handoff: in the slots of `RowState.handoff`, and in `StepBuffers.accepted_NW`."""
+
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class HandoffFields(NamedTuple, Generic[T]):
+    """The first columns of a row, in order. status: `RowStatus`. num_tokens: number of tokens that the step gave the row. ids: the
+    first of its K ids, of which `num_tokens` count."""
+
+    status: T
+    num_tokens: T
+    ids: T
+
+
+class DraftHandoffFields(NamedTuple, Generic[T]):
+    """The last columns of a row, of a stage with a drafter. verified: number of drafts that the step verified. worthwhile: number
+    of drafts that are worth verifying in the next one."""
+
+    verified: T
+    worthwhile: T
+
+
+STATUS, NUM_TOKENS, IDS = HandoffFields[int](*range(len(HandoffFields._fields)))
+"""The column of each field; of `ids`, the first."""
+REPORTED = len(DraftHandoffFields._fields)
+VERIFIED, WORTHWHILE = DraftHandoffFields[int](*range(-REPORTED, 0))
+"""The column of each field, from the end of the row."""
+
+
+def handoff_width(ids: int, reports_drafts: bool) -> int:
+    """Number of int64 of a row. ids: maximum number."""
+    return IDS + ids + (REPORTED if reports_drafts else 0)
