@@ -165,7 +165,7 @@ def test_defaults_are_transformers_own() -> None:
     assert parsed.to_dict() == LlamaConfig(hidden_size=96).to_dict()
 
 
-def test_a_config_class_keeps_its_written_docstring_and_others_their_generation() -> None:
+def test_a_config_class_is_imported_without_a_lasting_change() -> None:
     utils = vars(transformers.utils)
     before = utils["auto_docstring"]
     assert config_class("LlamaConfig") is LlamaConfig

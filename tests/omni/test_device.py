@@ -271,7 +271,7 @@ def test_a_deferred_capture_is_made_when_asked_for_or_at_its_first_replay(deferr
 
 
 @pytest.mark.gpu
-def test_the_smallest_deferred_size_is_captured_first_and_dropped_graphs_are_not(deferred: Deferred):
+def test_small_deferred_sizes_come_first_and_dropped_graphs_never(deferred: Deferred):
     cuda, _, _, graphs = deferred
     assert cuda.capture_deferred()
     assert [graph.parts is None for graph in graphs if isinstance(graph, CudaGraph)] == [False, True, False]

@@ -76,7 +76,7 @@ class DeferringDevice(CpuDevice):
         return True
 
 
-def test_an_idle_engine_makes_the_deferred_captures_and_takes_requests_between_them():
+def test_an_idle_engine_makes_deferred_captures_between_requests():
     graph, sink = FakeGraph(), Waiting()
     device = DeferringDevice()
     graph.engine._device = device

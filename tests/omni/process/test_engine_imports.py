@@ -68,7 +68,7 @@ def test_an_engine_of_qwen3_omni_imports_no_code_for_generation():
     assert not slow_modules(IMPORT + LOAD)
 
 
-def test_the_user_s_process_imports_no_code_for_generation_before_the_engine_knows_its_model():
+def test_no_code_for_generation_delays_the_message_of_the_model():
     assert not slow_modules(RESOLVE)
 
 

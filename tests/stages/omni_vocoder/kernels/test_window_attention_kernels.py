@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from omni.device.kernel_choice import kernels_of, plain_torch
 from omni_vocoder.kernels.window_attention import Sight, attend_window, kernel, reference
 from tests.support.exact import DTYPES, HERE, drawn, served
+from tests.support.tiers import SLOW
 
 Shape = tuple[int, ...]
 """T, P, K, query heads of each of them, E / 2."""
@@ -159,7 +160,8 @@ STARTS = [pytest.param(0, id="first"), pytest.param(2, id="few"), pytest.param(1
 @pytest.mark.parametrize(
     "shape",
     [
-        *drawn(odd, 6),
+        *drawn(odd, 3),
+        *(pytest.param(shape, marks=SLOW) for shape in drawn(odd, 6)[3:]),
         (40, 5, 1, 2, 3),  # several tiles of queries; more new positions than past ones
         (3, 37, 2, 1, 4),  # a past of several tiles, shifted by less than one
         served((25, 71, 16, 1, 32)),
