@@ -149,7 +149,7 @@ class Case:
         return float(torch.cat((self.packed.flatten(), self.carried.flatten())).nan_to_num().abs().max())
 
 
-SMALL = kernel.WindowSettings(block_m=16, block_n=16)
+SMALL = kernel.WindowSettings(block_m=16, block_n=16, num_warps=1)
 """Of which small shapes have several tiles."""
 STARTS = [pytest.param(0, id="first"), pytest.param(2, id="few"), pytest.param(10**6, id="many")]
 """Positions before a chunk: of a first one, of one with fewer than the window, of a later one."""
