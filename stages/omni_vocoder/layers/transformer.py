@@ -14,7 +14,7 @@ from torch.nn.functional import silu
 
 from omni.checkpoint.checks import Section
 from omni_vocoder.kernels.residual_norm import Branch, residual_norm
-from omni_vocoder.kernels.window_attention import Sight, attend_whole, attend_window
+from omni_vocoder.kernels.window_attention import AttentionInputs, attend_whole, attend_window
 from omni_vocoder.state import StateLayout, StreamChunk
 
 _MOST_WINDOW = 2**16
@@ -62,13 +62,13 @@ def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
     )
 
 
-def sight_of(shape: WindowShape, hidden_BTD: Tensor, chunk: StreamChunk | None) -> Sight:
+def attention_inputs(shape: WindowShape, hidden_BTD: Tensor, chunk: StreamChunk | None) -> AttentionInputs:
     """What all layers see of the stream. chunk: None for a whole signal."""
     past, before_B = 0, torch.zeros(1, dtype=torch.int64, device=hidden_BTD.device)
     if chunk is not None:
         past, before_B = shape.window - 1, shape.per_frame * chunk.frames_B
     cos, sin = _rotation(shape, before_B, hidden_BTD.shape[1])
-    return Sight(cos.to(hidden_BTD.dtype), sin.to(hidden_BTD.dtype), before_B, past, shape.window)
+    return AttentionInputs(cos.to(hidden_BTD.dtype), sin.to(hidden_BTD.dtype), before_B, past, shape.window)
 
 
 class WindowAttention(nn.Module):
@@ -84,14 +84,14 @@ class WindowAttention(nn.Module):
         self.past_keys = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim)
         self.past_values = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim)
 
-    def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: StreamChunk | None) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs, chunk: StreamChunk | None) -> Tensor:
         """`[B, T, D]` to the same shape. chunk: None for a whole signal."""
         projected = self.q_proj(hidden_BTD), self.k_proj(hidden_BTD), self.v_proj(hidden_BTD)
         if chunk is None:
-            mixed_BTX = attend_whole(*projected, sight)
+            mixed_BTX = attend_whole(*projected, inputs)
         else:
             past_keys, past_values = self.past_keys.of(chunk.carried_BW), self.past_values.of(chunk.carried_BW)
-            mixed_BTX = attend_window(*projected, sight, past_keys, past_values)
+            mixed_BTX = attend_window(*projected, inputs, past_keys, past_values)
         output_BTD: Tensor = self.o_proj(mixed_BTX)
         return output_BTD
 
@@ -167,11 +167,16 @@ class WindowLayer(nn.Module):
         self.mlp_layer_scale = LayerScale(shape.width)
 
     def forward(
-        self, hidden_BTD: Tensor, normed_BTD: Tensor, sight: Sight, chunk: StreamChunk | None, next_norm: nn.Module
+        self,
+        hidden_BTD: Tensor,
+        normed_BTD: Tensor,
+        inputs: AttentionInputs,
+        chunk: StreamChunk | None,
+        next_norm: nn.Module,
     ) -> tuple[Tensor, Tensor]:
         """normed_BTD: the hidden states behind `input_layernorm`. next_norm: what follows the layer. Returns the next hidden
         states, and their norm."""
-        mixed_BTD = self.self_attn(normed_BTD, sight, chunk)
+        mixed_BTD = self.self_attn(normed_BTD, inputs, chunk)
         hidden_BTD, normed_BTD = add_and_norm(
             hidden_BTD, mixed_BTD, self.self_attn_layer_scale, self.post_attention_layernorm
         )
@@ -198,9 +203,9 @@ class WindowTransformer(nn.Module):
 
     def forward(self, hidden_BTD: Tensor, chunk: StreamChunk | None) -> Tensor:
         """`[B, T, D]` to the same shape, T a multiple of `per_frame`. chunk: None for a whole signal."""
-        sight = sight_of(self.shape, hidden_BTD, chunk)
+        inputs = attention_inputs(self.shape, hidden_BTD, chunk)
         norms: list[Any] = [*(layer.input_layernorm for layer in self.layers), self.norm]
         normed_BTD: Tensor = norms[0](hidden_BTD)
         for layer, next_norm in zip(self.layers, norms[1:], strict=True):
-            hidden_BTD, normed_BTD = layer(hidden_BTD, normed_BTD, sight, chunk, next_norm)
+            hidden_BTD, normed_BTD = layer(hidden_BTD, normed_BTD, inputs, chunk, next_norm)
         return normed_BTD

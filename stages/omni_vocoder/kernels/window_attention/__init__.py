@@ -9,16 +9,16 @@ from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
 from omni_vocoder.kernels.window_attention import reference
-from omni_vocoder.kernels.window_attention.reference import Sight, attend_whole
+from omni_vocoder.kernels.window_attention.reference import AttentionInputs, attend_whole
 
-__all__ = ["Sight", "attend_whole", "attend_window"]
+__all__ = ["AttentionInputs", "attend_whole", "attend_window"]
 
 
 def attend_window(
     query_BTX: Tensor,
     key_BTX: Tensor,
     value_BTX: Tensor,
-    sight: Sight,
+    inputs: AttentionInputs,
     past_key_BKPE: Tensor,
     past_value_BKPE: Tensor,
 ) -> Tensor:
@@ -30,8 +30,10 @@ def attend_window(
     result; the reference needs them finite. All float tensors have one dtype; rotated queries and keys are rounded to it.
     """
     if not runs_kernel(query_BTX) or query_BTX.dtype == torch.float64:
-        return reference.attend_window(query_BTX, key_BTX, value_BTX, sight, past_key_BKPE, past_value_BKPE)
+        return reference.attend_window(query_BTX, key_BTX, value_BTX, inputs, past_key_BKPE, past_value_BKPE)
     from omni_vocoder.kernels.window_attention import kernel
 
     settings = kernel.choose_settings(query_BTX)
-    return kernel.attend_window(query_BTX, key_BTX, value_BTX, sight, past_key_BKPE, past_value_BKPE, settings=settings)
+    return kernel.attend_window(
+        query_BTX, key_BTX, value_BTX, inputs, past_key_BKPE, past_value_BKPE, settings=settings
+    )

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from omni_frames.kernels.rotated import rotated
-from omni_vocoder.kernels.window_attention.reference import Sight
+from omni_vocoder.kernels.window_attention.reference import AttentionInputs
 
 _SMALLEST = 16
 """Smallest side of a matrix instruction."""
@@ -40,7 +40,7 @@ def attend_window(
     query_BTX: Tensor,
     key_BTX: Tensor,
     value_BTX: Tensor,
-    sight: Sight,
+    inputs: AttentionInputs,
     past_key_BKPE: Tensor,
     past_value_BKPE: Tensor,
     *,
@@ -55,9 +55,9 @@ def attend_window(
         query_BTX,
         key_BTX,
         value_BTX,
-        sight.cos_B1TE,
-        sight.sin_B1TE,
-        sight.before_B,
+        inputs.cos_B1TE,
+        inputs.sin_B1TE,
+        inputs.before_B,
         past_key_BKPE,
         past_value_BKPE,
         out_BTX,

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttentionInputs:
     """Inputs shared by all layers.
 
     cos_B1TE, sin_B1TE: of rotary angles, whose halves along E are equal; contiguous. before_B: int64, number of positions of the
@@ -38,27 +38,27 @@ class Sight:
         return heads_BHTE * self.cos_B1TE + torch.cat((-high, low), -1) * self.sin_B1TE
 
 
-def attend_whole(query_BTX: Tensor, key_BTX: Tensor, value_BTX: Tensor, sight: Sight) -> Tensor:
+def attend_whole(query_BTX: Tensor, key_BTX: Tensor, value_BTX: Tensor, inputs: AttentionInputs) -> Tensor:
     """As the package's function, for a whole signal: there is no past."""
-    query, key, value = (_heads(each, sight) for each in (query_BTX, key_BTX, value_BTX))
-    return _attend(sight.rotate(query), sight.rotate(key), value, sight)
+    query, key, value = (_heads(each, inputs) for each in (query_BTX, key_BTX, value_BTX))
+    return _attend(inputs.rotate(query), inputs.rotate(key), value, inputs)
 
 
 def attend_window(
     query_BTX: Tensor,
     key_BTX: Tensor,
     value_BTX: Tensor,
-    sight: Sight,
+    inputs: AttentionInputs,
     past_key_BKPE: Tensor,
     past_value_BKPE: Tensor,
 ) -> Tensor:
-    query, key, value = (_heads(each, sight) for each in (query_BTX, key_BTX, value_BTX))
-    key, value = _extend(past_key_BKPE, sight.rotate(key)), _extend(past_value_BKPE, value)
-    return _attend(sight.rotate(query), key, value, sight)
+    query, key, value = (_heads(each, inputs) for each in (query_BTX, key_BTX, value_BTX))
+    key, value = _extend(past_key_BKPE, inputs.rotate(key)), _extend(past_value_BKPE, value)
+    return _attend(inputs.rotate(query), key, value, inputs)
 
 
-def _heads(projected_BTX: Tensor, sight: Sight) -> Tensor:
-    heads_BHTE: Tensor = projected_BTX.unflatten(2, (-1, sight.cos_B1TE.shape[3])).transpose(1, 2)
+def _heads(projected_BTX: Tensor, inputs: AttentionInputs) -> Tensor:
+    heads_BHTE: Tensor = projected_BTX.unflatten(2, (-1, inputs.cos_B1TE.shape[3])).transpose(1, 2)
     return heads_BHTE
 
 
@@ -72,7 +72,7 @@ def _extend(past_BKPE: Tensor, new_BKTE: Tensor) -> Tensor:
     return joined_BKJE
 
 
-def _attend(query_BHTE: Tensor, key_BKJE: Tensor, value_BKJE: Tensor, sight: Sight) -> Tensor:
+def _attend(query_BHTE: Tensor, key_BKJE: Tensor, value_BKJE: Tensor, inputs: AttentionInputs) -> Tensor:
     grouped = query_BHTE.shape[1] != key_BKJE.shape[1]
-    mixed = scaled_dot_product_attention(query_BHTE, key_BKJE, value_BKJE, sight.visible, enable_gqa=grouped)
+    mixed = scaled_dot_product_attention(query_BHTE, key_BKJE, value_BKJE, inputs.visible, enable_gqa=grouped)
     return mixed.transpose(1, 2).flatten(2)

@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from omni.device.kernel_choice import kernels_of, plain_torch
-from omni_vocoder.kernels.window_attention import Sight, attend_window, kernel, reference
+from omni_vocoder.kernels.window_attention import AttentionInputs, attend_window, kernel, reference
 from tests.support.exact import DTYPES, HERE, drawn, served
 from tests.support.tiers import SLOW
 
@@ -63,7 +63,7 @@ class Case:
         angle = torch.randn(self.rows, 1, self.positions, half, generator=noise).mul(3).repeat(1, 1, 1, 2)
         before_B = torch.tensor(before, device=device)
         cos, sin = angle.cos().to(device, dtype), angle.sin().to(device, dtype)
-        self.sight = Sight(cos, sin, before_B, self.past, self.past + 1)
+        self.inputs = AttentionInputs(cos, sin, before_B, self.past, self.past + 1)
         size = self.kv_heads * self.past * self.width
         self.carried = torch.randn(self.rows, 2 * size + 9, generator=noise).to(device, dtype)
         self.starts = 2, 2 + size + 3
@@ -83,7 +83,7 @@ class Case:
     def attended(self, settings: kernel.WindowSettings | None = None) -> Result:
         """Leaves the state as it was."""
         kept = self.carried.clone()
-        arguments = self.query, self.key, self.value, self.sight, *self.parts()
+        arguments = self.query, self.key, self.value, self.inputs, *self.parts()
         mixed = kernel.attend_window(*arguments, settings=settings or kernel.choose_settings(self.query))
         past = torch.stack(self.parts())
         between = torch.ones_like(kept[0], dtype=torch.bool)
@@ -101,7 +101,7 @@ class Case:
         keys = torch.cat((past_key.double(), self.rotated(key)), 2)
         values = torch.cat((past_value, value), 2).double()
         mixed = query.new_zeros(query.shape)
-        for row, before in enumerate(self.sight.before_B.tolist()):
+        for row, before in enumerate(self.inputs.before_B.tolist()):
             for position in range(self.positions):
                 end = self.past + position + 1
                 seen = slice(max(position, self.past - before), end)
@@ -113,9 +113,9 @@ class Case:
 
     def rotated(self, heads: Tensor) -> Tensor:
         """In a half type, as separate operations round; else not rounded."""
-        cos, sin = self.sight.cos_B1TE, self.sight.sin_B1TE
+        cos, sin = self.inputs.cos_B1TE, self.inputs.sin_B1TE
         if heads.dtype.itemsize < 4:
-            return self.sight.rotate(heads).double()
+            return self.inputs.rotate(heads).double()
         low, high = heads.double().chunk(2, -1)
         turn = torch.complex(cos.double(), sin.double()).chunk(2, -1)[0]
         rotated = torch.complex(low, high) * turn
@@ -217,15 +217,15 @@ def test_the_reference_is_exact(shape: Shape, before: int) -> None:
     """A mask does not stop NaN: what precedes a stream is zeros there, as it is in a vocoder's state."""
     case = Case(shape, (before, before + 1), torch.float64, torch.device("cpu"), unseen=0.0)
     expected = case.exact()
-    mixed = attend_window(case.query, case.key, case.value, case.sight, *case.parts())
+    mixed = attend_window(case.query, case.key, case.value, case.inputs, *case.parts())
     torch.testing.assert_close(mixed, expected.mixed_BTX)
     torch.testing.assert_close(torch.stack(case.parts()), expected.past_2BKPE)
 
 
 def test_a_whole_signal_is_a_first_chunk() -> None:
     case = Case((14, 5, 2, 2, 3), (0, 0), torch.float64, torch.device("cpu"), unseen=0.0)
-    sight = Sight(case.sight.cos_B1TE, case.sight.sin_B1TE, case.sight.before_B, 0, 6)
-    torch.testing.assert_close(reference.attend_whole(case.query, case.key, case.value, sight), case.exact().mixed_BTX)
+    inputs = AttentionInputs(case.inputs.cos_B1TE, case.inputs.sin_B1TE, case.inputs.before_B, 0, 6)
+    torch.testing.assert_close(reference.attend_whole(case.query, case.key, case.value, inputs), case.exact().mixed_BTX)
 
 
 def test_which_chunks_have_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_which_chunks_have_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "attend_window", lambda query, *_, settings: ran.append(query.dtype))
     for dtype in (torch.float32, torch.float64):
         case = Case((2, 3, 1, 1, 2), (1,), dtype, unseen=0.0)
-        arguments = case.query, case.key, case.value, case.sight, *case.parts()
+        arguments = case.query, case.key, case.value, case.inputs, *case.parts()
         with kernels_of(torch.device("cuda")):
             attend_window(*arguments)
             with plain_torch():

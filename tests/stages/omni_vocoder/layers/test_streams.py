@@ -24,7 +24,7 @@ from omni_vocoder.layers import (
     WindowShape,
     WindowTransformer,
 )
-from omni_vocoder.layers.transformer import sight_of
+from omni_vocoder.layers.transformer import attention_inputs
 from omni_vocoder.state import StateLayout, StreamChunk, StreamState
 
 WIDTH = 6
@@ -158,17 +158,17 @@ def test_rotary_angles_are_those_of_transformers(dtype: torch.dtype, earlier: tu
     shape = WindowShape(width=12, heads=2, kv_heads=2, head_dim=6, window=5, rope_theta=100.0, per_frame=per_frame)
     chunk = StreamChunk(torch.empty(2, 0), torch.tensor(earlier), first=False)
     hidden_BTD = torch.zeros(2, 4, 12, dtype=dtype)
-    sight = sight_of(shape, hidden_BTD, chunk)
+    inputs = attention_inputs(shape, hidden_BTD, chunk)
     positions_BT = per_frame * chunk.frames_B[:, None] + torch.arange(4)
     cos, sin = reference(hidden_BTD, positions_BT)
-    torch.testing.assert_close(sight.cos_B1TE[:, 0], cos)
-    torch.testing.assert_close(sight.sin_B1TE[:, 0], sin)
+    torch.testing.assert_close(inputs.cos_B1TE[:, 0], cos)
+    torch.testing.assert_close(inputs.sin_B1TE[:, 0], sin)
 
 
 def test_rotary_angles_are_computed_on_the_device_of_the_hidden_states() -> None:
     shape = WindowShape(width=12, heads=2, kv_heads=2, head_dim=6, window=5, rope_theta=100.0)
-    sight = sight_of(shape, torch.zeros(2, 4, 12, device="meta"), None)
-    assert {each.device.type for each in (sight.cos_B1TE, sight.sin_B1TE, sight.visible)} == {"meta"}
+    inputs = attention_inputs(shape, torch.zeros(2, 4, 12, device="meta"), None)
+    assert {each.device.type for each in (inputs.cos_B1TE, inputs.sin_B1TE, inputs.visible)} == {"meta"}
 
 
 @torch.no_grad()
