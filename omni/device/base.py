@@ -326,15 +326,14 @@ class Device(ABC):
 
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
         """Captures launches on `stream` in one graph, for `replay` there. Only at start-up. The phases may run before the capture,
-        during it, or not at all, so buffers must hold valid input; their output is undefined. The capture itself may be deferred
-        (`defer_captures`). Memory that they allocate belongs to
+        during it, or not at all, so buffers must hold valid input; their output is undefined. Memory that they allocate belongs to
         the graphs of the stream, which share it; results that outlive a step, such as tensors that a phase makes once and keeps,
-        need buffers allocated earlier."""
+        need buffers allocated earlier. The capture itself may be deferred (`defer_captures`)."""
         return LaunchList(name, tuple(launches))
 
     def defer_captures(self) -> None:
-        """From now on, `capture` may defer what need not run first, to `capture_deferred` or to the first replay. Not
-        for launches whose capture other processes take part in."""
+        """From now on, `capture` may defer what need not run first, to `capture_deferred` or to the first replay. Not for a device
+        with launches whose capture other processes take part in."""
         self._defers = True
 
     def capture_deferred(self) -> bool:

@@ -145,7 +145,7 @@ class CudaDevice(Device):
             self.synchronize()  # buffers were written on other streams
             self.enqueue(stream, launches)
             self.synchronize()
-        graph.parts = self._captured(stream, name, launches)
+            graph.parts = self._captured(stream, name, launches)
         stream.captured.add(phases)
         return graph
 
@@ -188,7 +188,8 @@ class CudaDevice(Device):
             _log.warning("%s runs uncaptured, since its capture failed: %s", graph.name, error)
 
     def _captured(self, stream: CudaStream, name: str, launches: Sequence[Launch]) -> _Parts:
-        with _capturing, may_sync(SyncPoint.CAPTURE):
+        """Never waits for the device: a deferred capture is made beside requests."""
+        with _capturing:
             try:
                 return tuple((part, self._captured_part(stream, of)) for part, of in self._parts(name, launches))
             except Exception:

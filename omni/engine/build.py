@@ -318,7 +318,7 @@ def _start_workers(
                 memory_errors(name, f"{memory[name].pages} pages", device),
             ):
                 worker = expect(stage.start(memory[name].pages), StageWorker, field, stage.start)  # type: ignore[type-abstract]
-                Mailbox.of(worker)  # raises for boxes that are none
+                Mailbox.of(worker)  # raises for an inbox or outbox that loses messages
                 workers[name] = worker
     with may_sync(SyncPoint.LOAD):
         device.synchronize()

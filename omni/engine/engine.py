@@ -269,11 +269,11 @@ class Engine:
         return self._route(self._orchestrator.tick) or moved
 
     def _tick(self, names: Iterable[str]) -> bool:
-        moved, boxes = False, self._orchestrator.mailboxes
+        moved, mailboxes = False, self._orchestrator.mailboxes
         for name in names:
             if self._call(name, _TICK):
                 moved = True
-                if boxes[name].outbox:
+                if mailboxes[name].outbox:
                     self._route(self._orchestrator.deliver)
                 self._poll(ticked=name)
         return moved
@@ -282,10 +282,10 @@ class Engine:
         """Reads the results of every stage, producers first, and delivers them to consumers before these are polled. ticked: a
         stage that has just ticked: it is polled only if it has new input."""
         moved = False
-        for name, boxes in self._orchestrator.mailboxes.items():
-            if name != ticked or boxes.inbox:
+        for name, mailbox in self._orchestrator.mailboxes.items():
+            if name != ticked or mailbox.inbox:
                 moved |= self._call(name, _POLL)
-                if boxes.outbox:
+                if mailbox.outbox:
                     moved |= self._route(self._orchestrator.deliver)
         return moved
 
@@ -293,19 +293,19 @@ class Engine:
         """Calls a method of a worker, unless its stage is closed."""
         if name in self._orchestrator.closed_stages:
             return False
-        worker, boxes = self._workers[name], self._orchestrator.mailboxes[name]
+        worker, mailbox = self._workers[name], self._orchestrator.mailboxes[name]
         try:
             moved: object = self._turn(name, method(worker))
             if moved is not True and moved is not False:
                 moved = checked_moved(moved, "tick" if method is _TICK else "poll", method(worker))
-            if worker.outbox is not boxes.outbox or worker.inbox is not boxes.inbox:
-                boxes.check(worker)
+            if worker.outbox is not mailbox.outbox or worker.inbox is not mailbox.inbox:
+                mailbox.check(worker)
             return moved is True
         except BaseException as error:  # includes panics of libraries
             if is_interrupt(error):
                 raise
             # Workers isolate the errors of a request. After any other error the state of the stage is unknown.
-            self.close_stage(name, boxes.cause_of(error, worker))
+            self.close_stage(name, mailbox.cause_of(error, worker))
             return True
 
     def _route(self, route: Callable[[], bool]) -> bool:

@@ -85,7 +85,7 @@ class Mailbox:
                 raise ReturnedError(f"{problem}: keep that, and append to it", type(worker))
 
     def cause_of(self, error: BaseException, worker: StageWorker) -> BaseException:
-        """The cause of an error of the worker: that it has other boxes now, or else the error itself."""
+        """The cause of an error of the worker: that its inbox or outbox was replaced, or else the error itself."""
         try:
             self.check(worker)
         except ReturnedError as replaced:

@@ -13,7 +13,7 @@ class StartReport(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: weights and buffers.
     compile_seconds: the wait for processes that compile kernels, after that.
     measure_seconds: the memory of the largest steps, which are run.
-    capture_seconds: pages, and captures of steps.
+    capture_seconds: pages, and the captures that the engine does not defer.
     kernels_known: variants that an earlier start had compiled.
     kernels_compiled: variants that processes compiled meanwhile.
     kernels_late: those that the engine compiled itself, one after the other, at their first launches.
