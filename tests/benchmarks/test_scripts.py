@@ -398,3 +398,13 @@ def test_start_measures_the_parts_of_a_start(monkeypatch: pytest.MonkeyPatch, tm
     assert row["total"] == pytest.approx(parts)
     assert min(row["imports"], row["other"], row["load"]) > 0
     assert (row["caches"], row["known"], row["compiled"], row["late"]) == ("empty", 0, 0, 0)
+
+
+def test_frames_measures_the_talker_s_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "frames.json"
+    run_script(monkeypatch, "frames", "--device", "cpu", "--tiny", "--rows", "2", "--frames", "64", "--json", str(file))
+    (measured,) = json.loads(file.read_text())["numbers"]
+    assert measured["rows"] == 2
+    # Steps beside the thinker's, which has 8 tokens, and at the ends are left out.
+    assert 40 <= measured["times"]["steps"] <= 56
+    assert measured["times"]["step"][0] > 0

@@ -1,4 +1,4 @@
-"""Prefetches the next product's weights into the L2 cache while the current kernel leaves the memory idle."""
+"""Prefetches into the L2 cache what is read soon, while the current kernel leaves the memory idle."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,9 +27,14 @@ def no_prefetch() -> Iterator[None]:
         _disabled.reset(token)
 
 
+def prefetches() -> bool:
+    """Whether kernels prefetch."""
+    return not _disabled.get()
+
+
 def prefetch_bytes(weight: Tensor | None, rows: int, overlap: bool) -> int:
     """Bytes of `weight` that a kernel over `rows` rows prefetches: a multiple of 128, 0 for none."""
-    if weight is None or not overlap or rows > _MOST_ROWS or _disabled.get():
+    if weight is None or not overlap or rows > _MOST_ROWS or not prefetches():
         return 0
     return min(weight.nbytes, _MOST_BYTES) // _LINE * _LINE
 
@@ -60,3 +65,22 @@ def prefetch_l2(weight_ptr, program, programs, BYTES: tl.constexpr):
             is_pure=False,
             pack=1,
         )
+
+
+@triton.jit
+def prefetch_rows_l2(row_ptrs, bytes_of_rows):
+    """Starts the copies of rows in global memory, without waiting. bytes_of_rows: multiples of 16, 0 for none; int32, of the shape
+    of `row_ptrs`. With as many rows as threads each is copied once."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred some;
+        setp.gt.s32 some, $2, 0;
+        @some cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [row_ptrs.to(tl.int64), bytes_of_rows],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -13,10 +13,11 @@ from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
 from omni_ar.kernels.attention.scores_kernel import LOG2E, capped_and_biased
 from omni_ar.kernels.attention.settings import DecodeSettings, log2_scale, matrix_block
 from omni_ar.kernels.overlap import overlap_options, overlaps
+from omni_ar.kernels.prefetch import prefetch_rows_l2, prefetches
 
 
 # These numbers vary from step to step: with specialization, each value would compile a kernel of its own.
-@triton.jit(do_not_specialize=["table_stride", "columns"])
+@triton.jit(do_not_specialize=["table_stride", "columns", "blocks"])
 def _decode(
     q_ptr,
     key_ptr,
@@ -31,6 +32,7 @@ def _decode(
     sinks_ptr,
     table_stride,
     columns,
+    blocks,
     scale,
     Q_STRIDE_T: tl.constexpr,
     Q_STRIDE_H: tl.constexpr,
@@ -44,18 +46,24 @@ def _decode(
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
     FUSED: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
     OVERLAP: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        if ROW_BYTES > 0:
+            _prefetch_tile(
+                key_ptr, value_ptr, table_ptr + row.to(tl.int64) * table_stride, lengths_ptr + row, columns, blocks,
+                head, split, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, ROW_BYTES,
+            )  # fmt: skip
+        tl.extra.cuda.gdc_wait()
     offs_n = tl.arange(0, BLOCK_N)
     offs_g = tl.arange(0, BLOCK_G)
     offs_d = tl.arange(0, BLOCK_D)
@@ -100,6 +108,32 @@ def _decode(
             part, highest + tl.log2(total), out_ptr, partial_ptr, lse_ptr, arrivals_ptr, first, split, used,
             GROUP, HEAD_DIM, BLOCK_G, SUM_G, BLOCK_D, SPLITS, FUSED,
         )  # fmt: skip
+
+
+@triton.jit
+def _prefetch_tile(
+    key_ptr, value_ptr, table, length_ptr, columns, blocks, head, split,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+):  # fmt: skip
+    """Prefetches the keys and values of a program's first tile, before the previous kernels are complete.
+
+    They may still write the table and the length, whose old values then choose other memory of the cache: that costs time, and
+    changes no result. The loads leave nothing in the L1 cache, where it would be found after the wait.
+    """
+    offs_2n = tl.arange(0, 2 * BLOCK_N)
+    position = split * BLOCK_N + offs_2n % BLOCK_N
+    length = tl.load(length_ptr, cache_modifier=".cg").to(tl.int32)
+    live = position < tl.minimum(length, columns * BLOCK_SIZE)
+    block = tl.load(table + position // BLOCK_SIZE, mask=live, other=0, cache_modifier=".cg")
+    block = tl.minimum(tl.maximum(block, 0), blocks - 1)
+    at = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + head) * HEAD_DIM
+    pages = tl.where(offs_2n < BLOCK_N, key_ptr.to(tl.int64), value_ptr.to(tl.int64))
+    element: tl.constexpr = ROW_BYTES // HEAD_DIM
+    prefetch_rows_l2(pages + at * element, tl.where(live, ROW_BYTES, 0))
 
 
 @triton.jit
@@ -292,6 +326,7 @@ def decode_attention(
     partial_RHSD = torch.empty(parts * head_dim, dtype=torch.float32, device=q_RHD.device)
     lse_RHS = torch.empty(parts, dtype=torch.float32, device=q_RHD.device)
     overlap = overlaps(q_RHD)
+    row_bytes = head_dim * key_NBKD.element_size()
     _decode[(kv_heads, rows, splits)](
         q_RHD,
         key_NBKD,
@@ -306,6 +341,7 @@ def decode_attention(
         features.sinks,
         table_RM.stride(0),
         table_RM.shape[1],
+        key_NBKD.shape[0],
         log2_scale(features.scale_of(head_dim)),
         Q_STRIDE_T=q_RHD.stride(0),
         Q_STRIDE_H=q_RHD.stride(1),
@@ -319,6 +355,8 @@ def decode_attention(
         BLOCK_N=settings.block_n,
         SPLITS=splits,
         FUSED=fused,
+        # A window's first tile depends on the length that the kernel may not have yet.
+        ROW_BYTES=row_bytes if features.window is None and row_bytes % 16 == 0 and prefetches() else 0,
         OVERLAP=overlap,
         WINDOW=features.window or 0,
         SOFTCAP=features.softcap or 0.0,

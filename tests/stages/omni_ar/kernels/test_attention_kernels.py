@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from omni_ar.attention import TritonPagedAttention
 from tests.stages.omni_ar.kernels.attention_runs import DEVICE, attend, capture, decode_settings
@@ -132,6 +134,35 @@ def test_a_captured_step_reads_lengths_and_tables_when_it_is_replayed(rows, omni
         meta.decode_block_table_RM[:, : new.decode_block_table_RM.shape[1]] = new.decode_block_table_RM
         graph.replay()
         check_attention(captured, expected)
+
+
+@triton.jit
+def _late_copy(from_ptr, to_ptr, count, BLOCK: tl.constexpr, NANOSECONDS: tl.constexpr):
+    """Lets the next kernel start, and writes only some time later."""
+    tl.extra.cuda.gdc_launch_dependents()
+    start = tl.extra.cuda.globaltimer()
+    while tl.extra.cuda.globaltimer() - start < NANOSECONDS:
+        pass
+    tl.extra.cuda.gdc_wait()
+    at = tl.arange(0, BLOCK)
+    tl.store(to_ptr + at, tl.load(from_ptr + at, mask=at < count), mask=at < count)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stale", [-7, 0, 2**40])
+def test_tables_and_lengths_that_come_after_the_prefetch(stale):
+    """The previous kernel writes both while decode attention already prefetches by their old values."""
+    world = PagedRows(0, 8, 2, 128, 16, 200, torch.bfloat16, "cuda")
+    q, meta, expected = mixed_batch(world, [300, 1, 0, 577], [])
+    known = torch.cat([meta.decode_block_table_RM.flatten(), meta.decode_lengths_R])
+    late = torch.full_like(known, stale)
+    table, lengths = late[: -len(q)].view(len(q), -1), late[-len(q) :]
+    meta = replace(meta, decode_block_table_RM=table, decode_lengths_R=lengths)
+    lengths.fill_(500)
+    torch.cuda.synchronize()
+    size = triton.next_power_of_2(known.numel())
+    _late_copy[(1,)](known, late, known.numel(), BLOCK=size, NANOSECONDS=200_000, launch_pdl=True)
+    check_attention(attend(world, q, meta, decode_settings(4)), expected)
 
 
 @pytest.mark.gpu
