@@ -59,8 +59,8 @@ def said(error: BaseException) -> str:
 def plain(error: BaseException) -> BaseException:
     """The error, or, if it cannot be printed, an error with its type's name, text and traceback.
 
-    A plugin's exception, or one of its causes, may raise when its class or attributes are read: out of whatever handles it, logs
-    it or shows it to the user.
+    A plugin's exception, or one of its causes, may raise when its class or attributes are read: such an exception would end the
+    code that handles, logs or shows the first one.
     """
     try:
         isinstance(error, OmniError)

@@ -20,13 +20,13 @@ Requests: TypeAlias = Sequence[Messages]
 """Several chats."""
 
 Sampling: TypeAlias = SamplingParams | Mapping[str, SamplingParams] | None
-"""By stage; a single one is for `Pipeline.main_stage`."""
+"""Parameters by stage, or parameters of `Pipeline.main_stage` alone."""
 
 MAX_SAMPLES = 64
-"""Answers that one request may ask for."""
+"""Maximum of `n`, the number of answers to one request."""
 
 _LONGEST_TEXT = 4096
-"""Characters of a voice's name and of a cache salt: waiting requests keep them."""
+"""Maximum characters of a voice's name and of a cache salt, which waiting requests keep in memory."""
 _MOST_MODALITIES = 1000
 _PARAMETERS = SamplingParams.__struct_fields__
 

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 class Client:
     """Front end, queue and engine of a model, and the handles that are not finished. A session's finalizer closes it. Nothing runs
-    before `start`. The executor makes every change, so an interrupted call (Ctrl-C) has asked for all of it or for nothing."""
+    before `start`. The executor makes every change, so an interrupted call (Ctrl-C) has requested all of its change or none."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.pipeline = loaded.pipeline

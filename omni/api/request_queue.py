@@ -64,8 +64,9 @@ class PreparingThread:
 
 
 class _UnderWay(threading.local):
-    """Effects that a thread is calling. Effects that follow from one are called after it, not inside it: an engine that has ended
-    refuses a request at once, which submits the next one, and so on, which would recurse for every waiting request."""
+    """The effects that a thread calls, one after the other. An effect that follows from another one is called after it, not inside
+    it. Otherwise an ended engine, whose refusal of a request submits the next one, would cause a recursion through all waiting
+    requests."""
 
     effects: "deque[Effect] | None" = None
 
@@ -149,7 +150,7 @@ class RequestQueue:
             thread.join(until - time.monotonic())
 
     def _change(self, change: Callable[[], Iterable[Effect]]) -> None:
-        """Applies the change, and all that it makes possible."""
+        """Applies the change, then starts all work that it makes possible."""
         with self._lock:
             effects = list(change())
             if not self._closed:

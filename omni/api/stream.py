@@ -124,7 +124,8 @@ class GenerateCall:
 
     def abandon_with(self, stream: object) -> None:
         """Cancels the unfinished answers when `stream` is garbage collected."""
-        # Not a method of the call: its outputs have errors, whose frames may refer to the stream, which would stay for ever.
+        # Not a method of the call: it would keep the call's outputs, and the frames of their errors may refer to the stream, which
+        # would then never be collected.
         weakref.finalize(stream, _abandon, self._client, self._handles).atexit = False
 
     def _cancel(self) -> None:

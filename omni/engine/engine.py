@@ -175,7 +175,7 @@ class Engine:
 
     @property
     def closed_stages(self) -> Collection[str]:
-        """The stages that are closed since a fault. They stay closed."""
+        """The stages that were closed after a fault. They stay closed."""
         return self._orchestrator.closed_stages
 
     @property
@@ -256,7 +256,7 @@ class Engine:
 
         Every worker is polled before a worker launches a step: a launch takes long, and no payload waits for it.
         """
-        # A lost link is seen before a stage gives anything out for a request that needs it.
+        # Lost links are processed before any stage emits output for a request that needs them.
         moved = self._take_commands() | self._route(self._orchestrator.take_from_peers) | self._poll()
         if self._stage_order is None:
             moved |= self._tick(self._workers)
@@ -387,7 +387,7 @@ class Engine:
         # The device is busy. Spin for a short launch gap, but sleep in long waits to free the core.
         time.sleep(0 if seconds < _SPIN_SECONDS else _NAP_SECONDS)
         if seconds >= _REST_SECONDS and self.idle:
-            # This rank may wait for tokens, whose arrival gloo reports only to a waiting thread. A message ends the wait.
+            # This rank may wait for tokens, and gloo reports their arrival only to a waiting thread. A message ends the wait.
             self._command_queue.wait(_REST_SECONDS)
 
     def _refuse_all(self) -> None:

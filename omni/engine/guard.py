@@ -6,8 +6,8 @@
 | `tick`, `busy`, `released`, `freed`, `peer_lost` | the requests of the edge: its memory is in an unknown state |
 | `Pending.release`, `discard`, both `abort` | the same: the next payloads would wait for the memory of this one |
 
-Between two engines the message of a payload is tried before it is sent: a piece that is lost on its way keeps the memory that it
-names.
+Between two engines a payload's message is encoded and decoded as a trial before it is sent, since the memory of a lost piece is
+never freed.
 
 After a fault of the last two kinds the engine calls the ends only to release payloads and to close. It closes the consumer's stage
 as after a fault of its worker. Nothing reads the payloads of the edge then, so that their producer gets their memory back
@@ -44,7 +44,7 @@ from omni.utils.origin import with_origin
 
 ReturnedT = TypeVar("ReturnedT")
 
-# Classes whose objects were found to be right: to ask a runtime protocol takes microseconds, for every payload.
+# Classes that passed the check: `isinstance` with a runtime protocol takes microseconds, for every payload.
 _refs: set[type] = set()
 _pendings: set[type] = set()
 _events: set[type] = set()
@@ -311,7 +311,7 @@ class GuardedReceiver:
 
 
 def problem_of(fault: OmniError) -> str:
-    """A fault within the message of a later error."""
+    """An earlier fault, as part of a later error's message."""
     return fault.problem if isinstance(fault, StageError) else str(fault)
 
 

@@ -152,7 +152,7 @@ class Orchestrator:
 
     @property
     def closed_stages(self) -> Collection[str]:
-        """The stages that are closed since a fault."""
+        """The stages that were closed after a fault."""
         return self._closed
 
     def tick(self) -> bool:
@@ -320,5 +320,5 @@ class Orchestrator:
                     self.abort(active.request.id, error)
 
     def _is_coming(self, request_id: str, number: int) -> bool:
-        """Whether a request that is not active may still be."""
+        """Whether a request that is not active may still become so."""
         return number > self._latest or request_id in self._admission or self._is_held(request_id)

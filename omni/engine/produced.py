@@ -12,7 +12,7 @@ _GIVING = "giving an output"
 _TENSORS = "Produced.payload.tensors"
 
 _events: set[type] = set()
-"""Classes that were found to be right: to ask a runtime protocol takes microseconds, for every payload."""
+"""Classes that passed the check: `isinstance` with a runtime protocol takes microseconds, for every payload."""
 
 
 def check_produced(stage: str, produced: Produced, worker: StageWorker) -> None:

@@ -152,7 +152,7 @@ class GrammarCompiler:
         self._kept_bytes = kept_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
-        # A compilation lasts as long as a thread refers to it, so none has to be removed.
+        # Weak references: an entry exists as long as a thread refers to its compilation.
         self._compilations: WeakValueDictionary[tuple[str, str], _Compilation] = WeakValueDictionary()
 
     def compile(self, structured: StructuredOutput, field: str) -> Grammar:

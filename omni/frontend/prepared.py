@@ -18,7 +18,7 @@ _MOST_TOKENS = 2**63
 
 
 def checked_prepared(returned: object, pipeline: Pipeline, modalities: Collection[str], code: object) -> Prepared:
-    """Checks and returns the result of `prepare`. modalities: that the user asked for.
+    """Checks and returns the result of `prepare`. modalities: the requested ones.
 
     Its dicts and lists are plain ones then. Raises ReturnedError, about the method `code`, unless it is a `Prepared` for this
     pipeline.
@@ -50,7 +50,7 @@ def checked_prepared(returned: object, pipeline: Pipeline, modalities: Collectio
 
 
 def _check_reach(prepared: Prepared, pipeline: Pipeline, modalities: Collection[str], code: object) -> None:
-    """The inputs lead to every output that the user asked for."""
+    """Raises ReturnedError unless the inputs lead to every requested output."""
     reached = pipeline.active(modalities, prepared.inputs)
     for output in pipeline.outputs:
         if output.modality in modalities and output.stage not in reached:

@@ -75,10 +75,11 @@ class _Memory:
 class Codec(Generic[MessageT]):
     """Encodes and decodes the messages of a channel.
 
-    messages: the union of their types. ring: for large arrays of either direction, if there is one: the process that encodes
-    them writes it, the other reads it. Arrays of all other messages, and those that do not fit now, get memory of their own.
+    messages: the union of their types. ring: shared memory for large arrays of one direction, written by the process that encodes
+    them and read by the other; None without one. Arrays of all other messages, and those that do not fit now, get memory of their
+    own.
 
-    Decoded arrays and tensors are writable. Those from a memory of the message's own share it, and free it with the last one.
+    Decoded arrays and tensors are writable. Arrays in the message's own memory share it, and free it with the last of them.
 
     `encode` and `decode` are for one thread at a time each.
     """

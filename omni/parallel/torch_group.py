@@ -47,7 +47,7 @@ def open_communicator(
     something is sent, and received; None for all pairs. Each connection takes memory on CUDA. names: of the ranks, for errors; None
     for those of a group of all ranks.
 
-    Raises LostRankError if a rank does not come in time.
+    Raises LostRankError if a rank is missing after that time.
     """
     timeout = timedelta(seconds=timeout_seconds)
     pairs = tuple(permutations(range(size), 2) if transfers is None else transfers)
@@ -76,7 +76,7 @@ def names_of(ranks: Iterable[int], size: int) -> list[str]:
 def _connect(
     communicator: Communicator, device: torch.device, collectives: bool, pairs: Iterable[tuple[int, int]]
 ) -> None:
-    """Uses each once: connections are made at the first use, which cannot be captured."""
+    """Uses each connection once: the first use sets it up, which cannot be captured."""
     ones_11, rank = torch.ones(1, 1, device=device), communicator.rank
     if collectives:
         gathered_1R = communicator.all_gather(communicator.all_reduce(ones_11))

@@ -72,9 +72,9 @@ class EngineGroup:
     A request runs in the engines of its stages; each gets its part, and they pass payloads to each other. Outputs come from every
     engine directly. The group decides when the request has ended, and ends its parts elsewhere.
 
-    If a process ends, requests that used it start again from their prompt if nothing of them was given to the user, and
-    fail with a LostPeerError otherwise. The engines' lock guards the collections of requests and their places; a
-    request's own lock orders its outputs.
+    If a process ends, its requests start again from their prompts if the user has no output of them yet, and fail with a
+    LostPeerError otherwise. The engines' lock guards the collections of requests and their places; a request's own lock orders its
+    outputs.
     """
 
     def __init__(self, early: EngineProcess | None = None) -> None:
@@ -193,16 +193,16 @@ class EngineGroup:
         return self._placed.of_stage(stage)[0].engine.longest_prompt(stage)
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """See `Engine.usage`. Those of replicas are added up. Of a stage that is cut across engines: that of rank 0."""
+        """See `Engine.usage`. Those of replicas are added up. The usage of a stage that is cut across engines is that of rank 0."""
         return _sums(self._led(placed, placed.engine.usage()) for placed in self._placed.by_place.values())
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """See `Engine.counters`. Those of replicas are added up. An engine that was started again counts from 0. Of a
-        stage that is cut across engines: those of rank 0."""
+        """See `Engine.counters`. Those of replicas are added up. An engine that was started again counts from 0. The counters of a
+        stage that is cut across engines are those of rank 0."""
         return _sums(self._led(placed, placed.engine.counters()) for placed in self._placed.by_place.values())
 
     def _led(self, placed: PlacedEngine, numbers: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, int]]:
-        """Without the stages of which the engine has another rank than 0."""
+        """Without stages in which the engine has another rank than 0."""
         followed = self._placement.followed(placed.place)
         return {stage: counts for stage, counts in numbers.items() if stage not in followed}
 
@@ -317,10 +317,8 @@ class EngineGroup:
                     self._finish(tracked, output)
 
     def _lose(self, tracked: _Tracked, place: str, error: LostPeerError) -> None:
-        """Starts a request again that lost an engine, if nothing of it was given out.
-
-        place: of the reporting engine. Its report about another engine is provisional: that one reports its own end and the
-        reason, and then it is known not to run.
+        """Starts a request again that lost an engine, if none of its output was given to the user. place: of the reporting engine.
+        Its report about another engine is provisional until that engine's own end is reported, with the reason.
         """
         if tracked.places.get(error.stage, place) in tracked.parts:
             tracked.lost = error
@@ -336,7 +334,7 @@ class EngineGroup:
 
     @property
     def _retries(self) -> int:
-        """How often a request starts again: a request that ends the process each time leaves a restart for the others."""
+        """How often a request starts again: even if a request ends the process each time, a restart is left for the others."""
         restarts = self._options.restarts
         return restarts - 1 if restarts > 1 else restarts
 

@@ -30,9 +30,9 @@ def import_code(model: str, family: str | None = None) -> None:
 
 
 def keep_docstrings() -> None:
-    """Has the classes of transformers keep the docstrings that they are written with, if it is imported from now on. For generated
-    ones 5.17 imports the classes of all its models, with its generation code, which takes seconds. Nobody reads them in an engine's
-    process."""
+    """Leaves the generated parts out of the docstrings of all transformers classes that are imported from now on. To generate them,
+    transformers 5.17 imports the classes of all its models and its generation code, which takes seconds. An engine's process has no
+    reader of docstrings."""
     sys.meta_path.insert(0, _DocstringFinder())
 
 

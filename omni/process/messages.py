@@ -311,7 +311,7 @@ class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Everything since the last such message: outputs of all requests in order, then answers, then log records.
 
     unlinked: the numbers of `Connect`s whose connection has ended; the requests that needed it fail in `outputs`.
-    closed: stages that are closed since a fault; the requests that were there fail in `outputs`.
+    closed: stages that were closed after a fault; their requests fail in `outputs`.
     """
 
     outputs: list[Out]

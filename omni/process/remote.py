@@ -69,7 +69,7 @@ class RemoteEngine:
         self.start_report = StartReport()
         """After `ready`."""
         self.closed_stages: frozenset[str] = frozenset()
-        """Those that are closed since a fault."""
+        """Stages that were closed after a fault."""
         self.timeline: Trace | None = None
         """After `close`, if one was recorded."""
         self._longest_prompts: Mapping[str, int | None] = {}
@@ -92,7 +92,7 @@ class RemoteEngine:
         """Whether the process ended because it lost, or seemed to lose, another rank of a stage."""
         self._given_up = ""
         self.hung = False
-        """Whether the process was killed since it did not close."""
+        """Whether the process was killed because it did not close."""
         self._stopped = threading.Event()
 
     @property
@@ -101,7 +101,7 @@ class RemoteEngine:
         return self._process.pid
 
     def load(self, start: Start, stages: Iterable[str]) -> None:
-        """Has the process load stages of a checked pipeline; returns at once. `ready` reports a process that is gone."""
+        """Tells the process to load stages of a checked pipeline; returns at once. `ready` reports the end of the process."""
         self.name = ", ".join(stages)
         self._send(start)
 

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 EngineEnd = Channel[FromEngine, ToEngine]
 
 _RETRY_MILLISECONDS = 1
-"""Time until an idle engine tries again to send messages that the other side had no time for."""
+"""Time until an idle engine tries again to send messages that the other side had no time to receive."""
 
 
 @dataclass(slots=True)
@@ -193,7 +193,7 @@ class EngineServer:
                 return received
 
     def _refuse(self, error: Undecodable) -> None:
-        """Fails the request or the question of a message that cannot be decoded, and nothing else."""
+        """Fails only the request or the question of a message that cannot be decoded."""
         match error.raw:
             case ["Submit", str(request_id), *_, int(number), _]:
                 failure = known("engine", "taking a request in its process", error.__cause__ or error)
@@ -341,6 +341,6 @@ def _asked(ask: Callable[[], Mapping[str, Mapping[str, int]]]) -> tuple[dict[str
 
 
 def _refused(request: EngineRequest, sink: SafeSink, error: OmniError) -> Sequence[EngineCommand]:
-    """Ends a request that the engine does not get. It drops other engines' messages for it."""
+    """Ends a request that does not reach the engine, which drops other engines' messages for it."""
     sink.finish(RequestFailed(error))
     return [AbortRequest(request.id, error, request.number)]

@@ -159,7 +159,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`source` (an edge, or `"frontend"`) sends no further input."""
+    """The end of the inputs from `source` (an edge, or `"frontend"`)."""
 
     request_id: str
     source: str

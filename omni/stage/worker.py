@@ -58,8 +58,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     Releases inputs that arrive after their request has finished, failed or been aborted here.
 
-    phase_model: of the stage's phases, named in their errors. An error of a phase with no line of a plugin, such as a shape that
-    torch refuses, is the model's. None if there is none.
+    phase_model: of the stage's phases, named in their errors. An error of a phase whose traceback has no code of a plugin, such as
+    a shape that torch refuses, is attributed to the model. None without a model.
     """
 
     phase_model: object = None
@@ -84,7 +84,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @abstractmethod
     def end(self, request: RequestT, source: str) -> None:
-        """`source` sends no further input."""
+        """The inputs from `source` have ended."""
 
     @abstractmethod
     def pause(self, request: RequestT) -> None:

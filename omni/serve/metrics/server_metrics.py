@@ -174,7 +174,7 @@ class _Answer:
 
 
 class _Request(RequestObserver):
-    """One request's times. The listener's clock stops while the client reads nothing: the server is not late then."""
+    """One request's times. The listener's clock stops while the client does not read: a delay then is not the server's."""
 
     def __init__(self, metrics: ServerMetrics, kind: _Kind, answers: int) -> None:
         self._metrics = metrics

@@ -26,7 +26,7 @@ from omni.testing.connectors.promises import Gate, calling, require
 from omni.testing.connectors.values import Meta, fetch
 
 MOST_KEPT = 48
-"""Memories of payloads that are over which a receiver may keep, to use them again."""
+"""Maximum number of memories of ended payloads that a receiver may keep for reuse."""
 _KEEP = (
     "give a piece once its copy is done, give Received.ready as the event after the last copy, and use no memory again "
     "before its payload is free (Ref.freed) or the event of Pending.release is done"
@@ -189,7 +189,7 @@ class Consumer:
         return self._gates.setdefault(number, Gate())
 
     def _require_memory_dropped(self) -> None:
-        """The memory of payloads that are over is dropped, or used again. A pool's is one."""
+        """The memory of ended payloads is dropped, or used again. A pool counts as one memory."""
         if len(self._memory_kept()) > MOST_KEPT:
             gc.collect()  # the collector finds it in cycles of the receiver's objects; it takes as long as all else
         kept = self._memory_kept()
@@ -202,7 +202,7 @@ class Consumer:
         )
 
     def _memory_kept(self) -> set[int]:
-        """The memory of payloads that are over, each once."""
+        """The memory of ended payloads, each once."""
         return {memory.cdata for memory in self._ended if not memory.expired()}
 
     def _close(self, key: int) -> None:

@@ -21,8 +21,8 @@ from omni.testing.engines import GIVEN_UP, PipelineEngine, engine_for
 from omni.testing.engines.watched import Watch
 
 Reference = Callable[[Sequence[int], int], Sequence[int]]
-"""Prompt token ids and a number of tokens, to so many token ids: greedy, one request alone, going on after an
-end-of-sequence id."""
+"""Takes prompt token ids and a number of tokens, and returns this number of token ids: greedy, one request alone, without a stop at
+an end-of-sequence id."""
 
 FAMILY = Contract("family")
 BLOCK = 4

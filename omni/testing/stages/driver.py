@@ -55,7 +55,7 @@ class StageDriver:
         return moved
 
     def settle(self, device: Device) -> None:
-        """Ticks, and lets the device run, until nothing happens any more."""
+        """Ticks, and lets the device run, until no further progress occurs."""
         device.synchronize()
         while self.tick():
             device.synchronize()

@@ -83,7 +83,7 @@ def _points(bench: StageBench) -> int:
 
 
 def together(bench: StageBench) -> None:
-    """Catches requests that disturb each other, and rows that are not given on."""
+    """Catches requests that affect each other, and rows that are not reused."""
     remedy = "it shares the stage with others: keep everything by request, and give rows of the batch their own inputs"
     bench.run(copies=3, remedy=remedy)
     bench.run(copies=2, apart=1, remedy=remedy)
@@ -96,7 +96,7 @@ def in_parts(bench: StageBench) -> None:
 
 
 def of_two_producers(bench: StageBench) -> None:
-    """Catches a stage that takes the end of one producer for the end of all."""
+    """Catches a stage that confuses the end of one producer with the end of all."""
     session, names = bench.session(), bench.names()
     with torch.inference_mode():
         session.play({n: session.script_of_two(n, bench.checked.inputs[i]) for n, i in names.items()}, apart=1)
@@ -161,7 +161,7 @@ def not_before_ready(bench: StageBench) -> None:
 
 
 def without_input(bench: StageBench) -> None:
-    """Catches a request that never ends because nothing came for it."""
+    """Catches a request that never ends because it has no input."""
     session = bench.session()
     with torch.inference_mode():
         session.play({"empty": session.script("empty", [])})
@@ -205,7 +205,7 @@ def guarded(bench: StageBench) -> None:
 
 
 def counted(bench: StageBench) -> None:
-    """Catches a number of `usage` that never counts anything. Comes last."""
+    """Catches a number of `usage` that is always 0. The last check."""
     never = ", ".join(repr(name) for name, most in bench.most.items() if not most and name not in bench.checked.unused)
     require(
         not never,

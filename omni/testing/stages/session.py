@@ -23,9 +23,9 @@ from omni.testing.stages.watch import RELEASE, WorkerWatch
 
 SOURCE = "check"
 OTHER = "other"
-"""A second producer, which sends nothing."""
+"""A second producer, without payloads."""
 _QUIET = 12
-"""Ticks without anything happening, after which nothing more is expected."""
+"""Ticks without progress, after which none is expected."""
 _MOST_TICKS = 20_000
 _ENDS = "an unfinished request needs an event to come, or room; see that advance polls every event and tries again"
 
@@ -230,7 +230,7 @@ class StageSession:
         return moved
 
     def settle(self) -> None:
-        """Until nothing happens any more."""
+        """Until no further progress occurs."""
         quiet = 0
         for _ in range(_MOST_TICKS):
             quiet = 0 if self.advance(quiet) else quiet + 1
