@@ -119,7 +119,7 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptHidden(msgspec.Struct, frozen=True, kw_only=True):
-    """Output: hidden states of the prompt's `payload_positions`, in that order. Tensor `hidden`: a page slice."""
+    """Output: hidden states of the prompt's `payload_positions`, in the order of these. Tensor `hidden`: a page slice."""
 
 
 class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):

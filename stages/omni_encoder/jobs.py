@@ -82,8 +82,8 @@ class HeldOutputs:
 
     @property
     def first_rank(self) -> tuple[int, int]:
-        """The lowest rank of a request with held outputs. At the limit only requests up to it may add outputs: it could
-        not progress otherwise, and all others progress after its end."""
+        """The lowest rank of a request with held outputs. At the limit, only requests up to this rank may add outputs: otherwise
+        that request could not progress, and the others progress after its end."""
         return min(held.rank for held in self._held)
 
     def add(self, produced: Produced, outputs: Outputs, rank: tuple[int, int]) -> None:

@@ -196,7 +196,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             features[name] = tensor
         if item.length > self._max_length:
             problem = f"becomes {item.length} embeddings, and {self.name} encodes {self._max_length} at once"
-            # An item that a front end made itself, without a message, has only a number.
+            # An item without a message, made by a front end itself, has only a number.
             field = item.field or f"media[{item.index}]"
             raise InputError(field, problem, "use a smaller one", f"raise {self.name}.max_batch_length")
         return item, features

@@ -78,7 +78,7 @@ class FrameRequest:
         return not self.open_sources and not self.arrivals
 
     def forget(self, frames: int, capacity: int) -> None:
-        """Drops the oldest `frames` frames from the ring, which no later launch needs."""
+        """Removes the oldest `frames` frames from the ring; later launches must not need them."""
         self.start = (self.start + frames) % capacity
         self.buffered -= frames
 

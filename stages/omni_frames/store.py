@@ -25,7 +25,7 @@ from omni_frames.request import Arrival, FrameRequest, RequestT
 
 
 class FrameStore:
-    """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host drops frames."""
+    """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host removes frames."""
 
     def __init__(self, device: Device, stream: Stream, *, rows: int, capacity: int, groups: int) -> None:
         self.ring_RCG = device.zeros((rows, capacity, groups), torch.int64)

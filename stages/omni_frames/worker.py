@@ -67,7 +67,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         return read_arrival(message, self._groups)
 
     def usage(self) -> StageUsage:
-        # Copies, since other threads call this while this one continues.
+        # Copies, since other threads call this while the engine's thread continues.
         requests, owners = list(self.requests.values()), list(self.rows.owners)
         return {
             "requests": len(requests),

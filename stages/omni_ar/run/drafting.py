@@ -115,7 +115,7 @@ class Drafting:
 
     def keeps(self, rows_R: Tensor, drafts: int) -> list[Launch]:
         """Keeps the features of the tokens and drafts of a step without chunks, which the next step's drafts need. A step without
-        drafts makes none, and earlier ones are of no use after it."""
+        drafts makes no features, and earlier ones are obsolete after it."""
         features = self._features
         if features is None:
             return []

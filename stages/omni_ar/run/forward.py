@@ -202,7 +202,7 @@ class Forward:
 
     def _prepare_decodes(self, rows_R: Tensor, blocks: int, drafts: int, pages: Pages) -> list[Launch]:
         """The inputs of decode rows that no chunks join. Drafts are made after the token point of the step before. A drafter
-        without weights also runs where no draft is verified: the first is compared with the token."""
+        without weights also runs where no draft is verified, since the first draft is compared with the token."""
         stage, drafting = self._stage, self._drafting
         if not stage.limits.drafts:
             return [self._prepare(rows_R, blocks)]

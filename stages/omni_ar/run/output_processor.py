@@ -197,8 +197,8 @@ class OutputProcessor:
             first = len(request.outputs)
             taken, reason = self._process(scheduled, RowStatus(result[STATUS]), result[IDS : IDS + count], step.payload)
             if taken and step.drafts:
-                # A request's last token counts as no draft, as at `max_tokens`: whether the id that stopped it was the draft in its
-                # place is known on the device alone. So the step gave `1 + accepted` tokens, however the request ended.
+                # A request's last token counts as no draft, as at `max_tokens`: only the device knows whether the id that stopped
+                # it was the draft in its place. So the step gave `1 + accepted` tokens, however the request ended.
                 counted = verified if reason is None else taken - 1
                 request.drafts.add(counted, taken - 1)
                 drafts.add(counted, taken - 1)
@@ -331,7 +331,7 @@ class OutputProcessor:
     def _page_slice(
         self, table: BlockTable, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: Written
     ) -> Produced:
-        """A payload in pages. positions_n: positions of the tokens whose slots hold it."""
+        """A payload in pages. positions_n: positions of the tokens in whose slots it is."""
         part = PageSlice(written.pages, table.slots(positions_n, self._size))
         produced = Produced(table.owner, Payload(meta, {name: part}), written.ready)
         table.add(produced)
@@ -377,7 +377,7 @@ def _read_tokens(handoff: TokenHandoff, count: int) -> list[list[int]]:
 def _correct_bounds(scheduled: Scheduled, drafts: int, count: int) -> None:
     """Corrects the request's bounds by the number of tokens that a step gave. drafts: that the step had room for."""
     request = scheduled.request
-    if drafts and request.table is scheduled.table:  # otherwise it was preempted meanwhile, and counts again
+    if drafts and request.table is scheduled.table:  # otherwise it was preempted meanwhile, and its counts start again
         request.num_computed_tokens -= 1 + drafts - count
         request.num_scheduled_outputs += count - 1
 

@@ -45,7 +45,7 @@ class RequestStatus(IntEnum):
     in no step. Prefill and decode are not statuses either: `ArRequest.decoding` follows from two counts.
 
     Other kinds of stages mark the parts of a failed batch `alone` (`omni.stage.worker.BatchPart`) and run them at once. Here a
-    request gives up its blocks first and computes its tokens again, in several steps: three statuses say how far it is.
+    request gives up its blocks first and computes its tokens again, in several steps: three statuses describe its progress.
     """
 
     WAITING_FOR_INPUTS = auto()
@@ -87,7 +87,7 @@ TRANSITIONS: Mapping[RequestStatus, set[RequestStatus]] = {
 
 
 class EmbeddingTensors(dict[str, Tensor]):
-    """An embedding's tensors by name, for the model. Raises StageError for one that its producer has not given."""
+    """An embedding's tensors by name, for the model. Access to a tensor that its producer has not given raises StageError."""
 
     def __init__(self, tensors: Mapping[str, Tensor], name: str, source: str) -> None:
         """name: the embedding's. source: as in `Feed`."""
@@ -198,7 +198,7 @@ class ArRequest:
     """The host processors' edit of the next token's logits; None until it is available."""
     prompt: Prompt | None = None
     embeddings: dict[tuple[str, int], ReadyEmbedding] = field(default_factory=dict)
-    """Kept until the request's end: a preempted request runs its prompt again."""
+    """Kept until the request's end, since a preempted request runs its prompt again."""
     steps: list[NDArray[np.int64]] = field(default_factory=list)
     """Conditioning of each step, `step_fields` numbers each. Steps with vectors are listed once these are on
     the device."""

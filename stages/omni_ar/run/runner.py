@@ -126,7 +126,7 @@ class Runner:
         """The newest step that the other ranks were sent."""
 
     def lead(self, followers: RankChannel) -> None:
-        """From now on, sends every step to the other ranks. Steps that measure memory come before."""
+        """From now on, sends every step to the other ranks. Called after the steps that measure memory."""
         self._followers = followers
 
     def allocate(self, num_blocks: int) -> None:
@@ -151,8 +151,8 @@ class Runner:
         )
 
     def spread_rows(self, length: int) -> None:
-        """For steps whose time is measured: rows with equal tokens or equal contexts would choose the same experts, of which a step
-        then reads few. There must be blocks."""
+        """For measured steps: rows with equal tokens or equal contexts would choose the same experts, so that a step would read few
+        of them. Needs allocated blocks."""
         self.device.launch(self.stream, spread_rows, self._state, self.pages.kv, self._model.shape.vocab_size, length)
         if self._transfers is not None:
             self._transfers.spread_hidden()

@@ -14,7 +14,7 @@ _SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= sta
 
 
 class Scheduler:
-    """Every row that can decode does, or every row of a batch (`Limits.micro_batches`); prefill chunks take the rest of the step's
+    """All rows that can decode do so, or those of one batch (`Limits.micro_batches`); prefill chunks take the rest of the step's
     token budget, by rank.
 
     When blocks run out, a request takes them from paused requests, then from running requests of a higher rank than its own; a
@@ -29,7 +29,7 @@ class Scheduler:
         *,
         listeners: Listeners | None = None,
     ) -> None:
-        """listeners: bound prefill chunks while the slack of one is short; None: nothing does."""
+        """listeners: prefill chunks are bounded while the slack of one is short; None for no bound."""
         self._allocator = allocator
         self._limits = limits
         self._conditioned = conditioned
@@ -161,7 +161,7 @@ class Scheduler:
 
     def _batches(self, decoding: Sequence[ArRequest], *, due: bool) -> Iterator[Sequence[ArRequest]]:
         """Divides the decoding rows into micro-batches of equal size, the least recently scheduled rows first: the one of this
-        step, then those to be tried if none of its rows gets its block. due: only rows whose newest token is there by the time the
+        step, then those to be tried if none of its rows gets its block. due: only rows whose newest token is available when the
         step runs."""
         batches = self._limits.micro_batches
         if batches == 1:
@@ -292,7 +292,7 @@ class _Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether the budget is used up for some request."""
+        """Whether the budget of tokens, or of scored tokens, is used up."""
         return not self._tokens or (self._scores and not self._scored)
 
     def left(self, request: ArRequest) -> int:

@@ -90,7 +90,7 @@ class ConditioningStore:
         return list({request: None for request, _ in taken}), failed
 
     def _ready(self, request: ArRequest) -> Iterator[StepArrival]:
-        """Inputs that can be placed now, each after the one before."""
+        """Inputs that can be placed now, in order."""
         while request.row is not None and request.step_arrivals and request.step_arrivals[0].message.arrived:
             yield request.step_arrivals[0]
 

@@ -64,14 +64,14 @@ class Spiller:
 
 @dataclass(slots=True, eq=False)
 class _Leaving:
-    """A table that its request no longer needs. moved: gathers of spilled payload from its old place."""
+    """A table without its request. moved: gathers of spilled payload from the old place."""
 
     table: BlockTable
     moved: list[Event]
 
     @property
     def free(self) -> bool:
-        # A long answer has thousands of payloads: each is checked until it is free, and not again.
+        # A long answer has thousands of payloads: a free one is not checked again.
         produced = self.table.produced
         while produced and produced[-1].free:
             produced.pop()
@@ -106,7 +106,7 @@ class Reclaimer:
 
     @property
     def progressing(self) -> bool:
-        """Whether blocks will become free by themselves, because only launched work holds them."""
+        """Whether blocks will become free by themselves: only launched work holds them."""
         return any(all(each.released for each in leaving.table.produced) for leaving in self._leaving)
 
     def add_table(self, table: BlockTable) -> None:
