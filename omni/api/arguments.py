@@ -9,7 +9,7 @@ from typing import TypeAlias, TypedDict
 
 import msgspec
 
-from omni.errors import InputError, OmniError, check_unicode, quoted, said, shortened
+from omni.errors import InputError, OmniError, check_unicode, error_text, quoted, shortened
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams, StructuredOutput
 
@@ -58,7 +58,7 @@ class GenerateArguments(TypedDict, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedArguments:
     """`GenerateArguments` with defaults filled in. prepared: `Pipeline.prepared` of the modalities. sampling: by stage. fields: by
-    stage, their name in errors. listened: as in `EngineRequest`."""
+    stage, their name in errors. has_listener: as in `EngineRequest`."""
 
     modalities: frozenset[str]
     prepared: frozenset[str]
@@ -70,7 +70,7 @@ class CheckedArguments:
     n: int = 1
     raw_prompt: bool = False
     max_prompt_tokens: int | None = None
-    listened: bool = True
+    has_listener: bool = True
 
 
 def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> CheckedArguments:
@@ -126,7 +126,7 @@ def reading(field: str) -> Iterator[None]:
     except OmniError:
         raise
     except Exception as error:
-        raise InputError(field, f"cannot be read: {said(error)}", "give plain Python values") from error
+        raise InputError(field, f"cannot be read: {error_text(error)}", "give plain Python values") from error
 
 
 def _modalities(pipeline: Pipeline, modalities: object) -> frozenset[str]:

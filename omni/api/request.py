@@ -310,7 +310,7 @@ class RequestPreparer:
                 priority=arguments.priority,
                 cache_salt=arguments.cache_salt,
                 sample_index=sample,
-                listened=arguments.listened,
+                has_listener=arguments.has_listener,
                 rules={} if remote else self.compiler.host_rules(compiled),
                 text_rules=compiled.rules if remote else {},
             )

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from omni.api.request import PreparedRequest, Request, RequestHandle, RequestPreparer
 from omni.api.serial_executor import SerialExecutor
 from omni.engine import Admission, EngineOptions, Ranked, Rejected
-from omni.errors import OmniError, OverloadedError, StageError, known
+from omni.errors import OmniError, OverloadedError, StageError, as_omni_error
 from omni.frontend.messages import RemoteMedia
 from omni.media import Downloads
 
@@ -218,7 +218,7 @@ class RequestQueue:
             return []
         error = CancelledError() if future.cancelled() else future.exception()
         if error is not None:
-            return self._abort(request, known("frontend", "downloading", error))
+            return self._abort(request, as_omni_error("frontend", "downloading", error))
         request.downloaded[url] = future.result()
         if len(request.downloaded) == len(request.remote):
             request.downloads.clear()
@@ -247,7 +247,7 @@ class RequestQueue:
         try:
             outcome = self._prepare(request)
         except BaseException as error:  # a library's panic too: it is reported, and the thread is free again
-            outcome = known("frontend", "preparing the request", error)
+            outcome = as_omni_error("frontend", "preparing the request", error)
         self._change(partial(self._take_prepared, thread, request, outcome))
 
     def _prepare(self, request: Request) -> PreparedRequest | None:

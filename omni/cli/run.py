@@ -16,7 +16,7 @@ from omni.errors import InputError, OmniError, quoted
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.timeline.file import REMEDY
-from omni.utils.files import real, why_not
+from omni.utils.files import real, write_problem
 
 _DEFAULT_OUT = "out.wav"
 """File for the speech, by default."""
@@ -190,7 +190,7 @@ def _modalities(arguments: RunArguments, gives: tuple[str, ...]) -> tuple[str, .
 def _check_timeline(arguments: RunArguments) -> None:
     if arguments.timeline is None:
         return
-    problem = why_not(arguments.timeline)
+    problem = write_problem(arguments.timeline)
     if problem is not None:
         raise InputError("--timeline", problem, REMEDY)
     if arguments.modalities is not None and "audio" not in arguments.modalities:

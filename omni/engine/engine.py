@@ -28,7 +28,7 @@ from omni.engine.request import (
 )
 from omni.engine.stage_order import StageOrder
 from omni.engine.start import StartReport
-from omni.errors import OmniError, StageError, known, plain, plugin_call, said
+from omni.errors import OmniError, StageError, as_omni_error, error_text, plugin_call, printable_error
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
 from omni.stage.returned import checked_moved
@@ -319,10 +319,12 @@ class Engine:
         """Closes a stage after a fault of its worker, on the loop's thread; see `Orchestrator.close_stage`. Tests fail on it
         (`omni.testing.no_retries`). Raises the error of a stage that is cut across engines, which ends this one: the ranks are out
         of step."""
-        failure = known(name, "running", error, type(self._workers[name]))
+        failure = as_omni_error(name, "running", error, type(self._workers[name]))
         if name in self._cut.ranks:
             raise failure
-        _log.error("stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=plain(error))
+        _log.error(
+            "stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=printable_error(error)
+        )
         with may_sync(SyncPoint.CLOSE_STAGE):
             self._device.synchronize()
         self._orchestrator.close_stage(name, failure)
@@ -355,7 +357,7 @@ class Engine:
             self._loop()
         except BaseException as error:  # includes panics of libraries; no request may wait for a dead engine
             # Workers isolate the errors of a request. After any other error the state of the stages is unknown.
-            self._failure = StageError("engine", "running its loop", said(error))
+            self._failure = StageError("engine", "running its loop", error_text(error))
             self._failure.__cause__ = error
             self._orchestrator.abort_all(self._failure)
             self._refuse_all()

@@ -27,12 +27,12 @@ from omni.errors import (
     OmniError,
     ReturnedError,
     StageError,
+    as_omni_error,
+    error_text,
     errors_as,
     fault_of,
-    known,
-    plain,
     plugin_error,
-    said,
+    printable_error,
     type_of,
 )
 from omni.ipc import Codec, Typed
@@ -75,20 +75,22 @@ class EdgeGuard:
         """Raises an error of a call as an error of omni. code: the called function."""
         if is_interrupt(error):
             raise error
-        raise known(self.edge.name, doing, error, code) from plain(error)
+        raise as_omni_error(self.edge.name, doing, error, code) from printable_error(error)
 
     def break_off(self, doing: str, error: BaseException, code: object) -> None:
         """The state of the ends is unknown."""
         if is_interrupt(error):
             raise error
-        self.fault = self.fault or known(self.edge.name, doing, error, code)
+        self.fault = self.fault or as_omni_error(self.edge.name, doing, error, code)
 
     def check_message(self, doing: str, meta: msgspec.Struct) -> None:
         """Raises StageError for a payload's message that cannot pass to the consumer's engine."""
         try:
             self._codec.decode(*self._codec.encode(_Message(Typed(meta))))
         except Exception as error:
-            problem = f"its {type(meta).__name__} cannot be sent to another process: {said(error)}; correct its fields"
+            problem = (
+                f"its {type(meta).__name__} cannot be sent to another process: {error_text(error)}; correct its fields"
+            )
             raise StageError(self.edge.name, doing, with_origin(problem, code=type(meta))) from error
 
     def check(self, doing: str) -> None:

@@ -96,7 +96,7 @@ class Orchestrator:
             changed=self._changed,
             on_busy=self._routes.add_in,
             on_finished=self._given,
-            hear=self._forwarder.hear,
+            on_sound=self._forwarder.report_sound,
         )
 
     @property
@@ -223,7 +223,7 @@ class Orchestrator:
         active = ActiveRequest(request, command.sink, running=set(own), awaited=set(awaited))
         self._opener.open(active, edges, user_edges)
         self._active[request.id] = active
-        if request.listened and AUDIO in request.modalities and self._sound_stage in own:
+        if request.has_listener and AUDIO in request.modalities and self._sound_stage in own:
             self.listeners.join(request.id)
         hidden_states = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
         for name in own:

@@ -1,7 +1,7 @@
 """Checks outputs of workers and adapters before they are passed on, so that errors name their producer and not their consumer."""
 
 from omni.device import Event
-from omni.errors import ReturnedError, known, quoted, type_of
+from omni.errors import ReturnedError, as_omni_error, quoted, type_of
 from omni.payload import AudioChunk, Payload
 from omni.payload.checks import checked_tensors
 from omni.stage import Produced, StageWorker
@@ -21,7 +21,7 @@ def check_produced(stage: str, produced: Produced, worker: StageWorker) -> None:
     if type(ready) not in _events:
         if not isinstance(ready, Event):
             problem = f"the ready of a Produced is {type_of(ready)}: give an Event, such as Device.record(stream)"
-            raise known(stage, _GIVING, ReturnedError(problem, type(worker)))
+            raise as_omni_error(stage, _GIVING, ReturnedError(problem, type(worker)))
         _events.add(type(ready))
     given = produced.payload.tensors
     tensors = checked_tensors(given, _TENSORS, type(worker))
@@ -48,8 +48,8 @@ def checked_rate(source: str, meta: object, code: object, rate: int | None) -> i
     """
     if not isinstance(meta, AudioChunk):
         problem = f"a {type(meta).__name__} on the output {AUDIO!r}: give an omni.payload.AudioChunk"
-        raise known(source, _GIVING, ReturnedError(problem, code))
+        raise as_omni_error(source, _GIVING, ReturnedError(problem, code))
     if rate is not None and meta.sample_rate != rate:
         problem = f"the rate of an AudioChunk is {quoted(meta.sample_rate)}, after {rate}: keep one rate in an answer"
-        raise known(source, _GIVING, ReturnedError(problem, code))
+        raise as_omni_error(source, _GIVING, ReturnedError(problem, code))
     return meta.sample_rate

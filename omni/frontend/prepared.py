@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 import torch
 
-from omni.errors import ReturnedError, quoted, said, type_of
+from omni.errors import ReturnedError, error_text, quoted, type_of
 from omni.frontend.base import Prepared
 from omni.ipc import Codec, Typed
 from omni.payload import Payload
@@ -79,7 +79,7 @@ def _check_sendable(field: str, struct: msgspec.Struct, code: object) -> None:
     try:
         _CODECS.codec.decode(*_CODECS.codec.encode(Typed(struct)))
     except Exception as error:
-        problem = f"{field} cannot be sent to the engine's process: {said(error)}"
+        problem = f"{field} cannot be sent to the engine's process: {error_text(error)}"
         remedy = "give a struct defined at the top of a module, with values of its fields' types"
         raise ReturnedError(f"{problem}: {remedy}", code) from error
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni.errors import said
+from omni.errors import error_text
 from omni.ipc.memory import OutputRing, aligned, create_memory, map_memory
 from omni.utils.struct_types import STRUCT_TYPES
 
@@ -159,7 +159,7 @@ class Codec(Generic[MessageT]):
             try:
                 return Typed(self._struct_decoder(struct.module, struct.name).decode(struct.body))
             except Exception as error:
-                raise TypeError(f"a {struct.module}.{struct.name} cannot be received: {said(error)}") from error
+                raise TypeError(f"a {struct.module}.{struct.name} cannot be received: {error_text(error)}") from error
         array = _ARRAYS.decode(data)
         raw = self._raw(array, code == _TENSOR)
         if code == _ARRAY:

@@ -12,7 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore
 import httpx
 
-from omni.errors import InputError, known, shortened
+from omni.errors import InputError, as_omni_error, shortened
 from omni.media.local import too_large
 from omni.media.options import MediaOptions
 from omni.media.url import check_url, failed
@@ -91,7 +91,7 @@ class Resolver:
         except RuntimeError as error:
             # The machine is out of threads, perhaps temporarily.
             self._slots.release()
-            raise known("frontend", "resolving a host", error) from error
+            raise as_omni_error("frontend", "resolving a host", error) from error
         return await done
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Store, Work
 
 from omni.device import SyncPoint, may_sync
-from omni.errors import LostRankError, said
+from omni.errors import LostRankError, error_text
 from omni.parallel.communicator import Communicator, PendingReceive
 from omni.parallel.peers import RankMemory
 from omni.parallel.silent import THERE
@@ -271,4 +271,4 @@ def _lost_ranks(
         yield
     except errors as error:
         lost = [name for index, name in enumerate(names) if index != rank and other in (None, index)]
-        raise LostRankError(f"{names[rank]} has lost {' or '.join(lost)}; {REMEDY} ({said(error)})") from error
+        raise LostRankError(f"{names[rank]} has lost {' or '.join(lost)}; {REMEDY} ({error_text(error)})") from error

@@ -13,7 +13,7 @@ import torch
 
 from omni.engine import EngineOptions, Placement, device_of
 from omni.engine.memory import DeviceShare
-from omni.errors import LostPeerError, StageError, said
+from omni.errors import LostPeerError, StageError, error_text
 from omni.frontend.vocabulary import Vocabulary
 from omni.ipc import Channel
 from omni.pipeline import Pipeline
@@ -250,7 +250,7 @@ class PlacedEngines:
             except Exception as failure:  # the next attempt, or the final error, reports it
                 with self.lock:
                     for placed in group.engines:
-                        again = StageError(", ".join(placed.stages), "starting its process again", said(failure))
+                        again = StageError(", ".join(placed.stages), "starting its process again", error_text(failure))
                         placed.lost = failure if isinstance(failure, StageError) else again
         self._on_change()
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from omni.engine import EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory, StartReport
 from omni.engine.request import SafeSink
-from omni.errors import LostPeerError, LostRankError, OmniError, StageError, known, said
+from omni.errors import LostPeerError, LostRankError, OmniError, StageError, as_omni_error, error_text
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 from omni.ipc.memory import OutputRing, map_memory
 from omni.process.child import EngineProcess, signal_name
@@ -181,7 +181,7 @@ class RemoteEngine:
             pass  # the listener fails every request
         except Exception as error:
             if self._pop(request.id) is not None:
-                return known("engine", "sending a request to its process", error)
+                return as_omni_error("engine", "sending a request to its process", error)
         return None
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
@@ -306,7 +306,7 @@ class RemoteEngine:
             _log.error("%s", error, exc_info=failed)
         except BaseException as unexpected:  # no request may wait for ever
             _log.exception("the engine's outputs cannot be taken")
-            error = StageError("engine", "taking its outputs", said(unexpected))
+            error = StageError("engine", "taking its outputs", error_text(unexpected))
             self._process.kill()
         finally:
             try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from omni.errors import InputError, LostPeerError, OverloadedError, StageError, said, shortened
+from omni.errors import InputError, LostPeerError, OverloadedError, StageError, error_text, shortened
 
 _log = logging.getLogger("omni.serve")
 
@@ -96,7 +96,7 @@ def reported(error: BaseException, request_id: str, retry_after: int) -> Describ
     refusal."""
     described = describe(error, retry_after)
     if described.internal:
-        _log.error("%s failed: %s", request_id, said(error), exc_info=error)
+        _log.error("%s failed: %s", request_id, error_text(error), exc_info=error)
     elif isinstance(error, InputError | OverloadedError) and error.operator_remedy:
         refusal = shortened(f"{error.field}: {error.problem}; {error.remedy}")
         _log.info("%s is refused: %s (the operator can %s)", request_id, refusal, error.operator_remedy)

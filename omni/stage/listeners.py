@@ -18,7 +18,7 @@ class Listener:
     def __init__(self) -> None:
         self.played_until: float | None = None
 
-    def hear(self, now: float, sound: float) -> float | None:
+    def add_sound(self, now: float, sound: float) -> float | None:
         """Adds a chunk. sound: its length. Returns the slack; None for the first chunk."""
         until = self.played_until
         if until is None:
@@ -55,18 +55,18 @@ class Listeners:
         self._coming[request_id] = None
         self.anyone = True
 
-    def approach(self, request_id: str) -> None:
+    def reach_sound_stages(self, request_id: str) -> None:
         """The request has reached the stages that make its sound. A no-op without a listener, and when repeated."""
         if self._coming and request_id in self._coming:
             del self._coming[request_id]
             self._awaited[request_id] = None
 
-    def hear(self, request_id: str, sound: float) -> None:
+    def add_sound(self, request_id: str, sound: float) -> None:
         """Sound is given out, `sound` seconds. A no-op without a listener."""
         listener = self._listeners.get(request_id)
         if listener is None or not sound:
             return
-        slack = listener.hear(self._clock(), sound)
+        slack = listener.add_sound(self._clock(), sound)
         if slack is None:
             self._forget_wait(request_id)
         self._earliest = None

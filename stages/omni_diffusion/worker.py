@@ -15,7 +15,7 @@ from omni_diffusion.options import DiffusionOptions, beside_seed
 from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Noise, RenderPart, WindowSizes, read_noise
-from omni_frames.request import Arrival
+from omni_frames.request import ArrivedFrames
 from omni_frames.worker import FrameWorker
 
 
@@ -74,7 +74,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         request.sample_index = message.sample_index
         return request
 
-    def read(self, request: DiffusionRequest, message: Feed) -> Arrival | None:
+    def read(self, request: DiffusionRequest, message: Feed) -> ArrivedFrames | None:
         voice, model = message.payload.meta, self._model
         if not isinstance(voice, Voice):
             return super().read(request, message)

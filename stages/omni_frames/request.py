@@ -24,7 +24,7 @@ class CodeFrames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class ArrivedFrames:
     """Arrived frames that are not all copied yet. taken: number of copied ones. after: end of the last copy that reads them."""
 
     message: Feed
@@ -37,7 +37,7 @@ class Arrival:
         self.message.release(self.after)
 
 
-def read_arrival(message: Feed, groups: int) -> Arrival:
+def read_arrival(message: Feed, groups: int) -> ArrivedFrames:
     """The frames of an input. groups: codes per frame. Raises ValueError for any other input."""
     meta, known = message.payload.meta, message.payload.tensors.get("codes")
     codes = meta.codes if isinstance(meta, CodeFrames) and meta.codes is not None else known
@@ -47,7 +47,7 @@ def read_arrival(message: Feed, groups: int) -> Arrival:
     if dtype != "int64" or shape != [meta.count, groups]:
         wanted = f"{meta.count} int64 frames of {groups} code groups"
         raise ValueError(f"codes are {dtype} {shape}; wanted {wanted}")
-    return Arrival(message, codes, meta.count)
+    return ArrivedFrames(message, codes, meta.count)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class FrameRequest:
     id: str
     open_sources: set[str]
     rank: tuple[int, int] = (0, 0)
-    arrivals: deque[Arrival] = field(default_factory=deque)
+    arrivals: deque[ArrivedFrames] = field(default_factory=deque)
     row: int | None = None
     live: bool = True
     start: int = 0

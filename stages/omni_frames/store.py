@@ -21,7 +21,7 @@ from torch import Tensor
 
 from omni.device import Device, Downloader, HostSlot, PhaseCategory, Stream, declare_categories
 from omni.stage import PayloadCopier, Transfer
-from omni_frames.request import Arrival, FrameRequest, RequestT
+from omni_frames.request import ArrivedFrames, FrameRequest, RequestT
 
 
 class FrameStore:
@@ -54,9 +54,9 @@ class FrameStore:
         failed = {r: receipt.failed[transfer] for r, _, transfer in planned if transfer in receipt.failed}
         return bool(planned), failed
 
-    def _plan(self, request: RequestT) -> list[tuple[Arrival, Transfer]]:
+    def _plan(self, request: RequestT) -> list[tuple[ArrivedFrames, Transfer]]:
         """Inputs that fit into the ring; the last one possibly in part."""
-        planned: list[tuple[Arrival, Transfer]] = []
+        planned: list[tuple[ArrivedFrames, Transfer]] = []
         for arrival in request.arrivals:
             room = self._capacity - request.buffered
             if not room or not arrival.message.arrived:

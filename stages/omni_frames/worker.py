@@ -11,7 +11,7 @@ from omni.device import COMPLETED, Device
 from omni.errors import ReturnedError, StageError, exception_of
 from omni.payload import AudioChunk, Payload
 from omni.stage import Feed, MailboxWorker, Produced, StageUsage
-from omni_frames.request import Arrival, RequestT, RowQueue, read_arrival
+from omni_frames.request import ArrivedFrames, RequestT, RowQueue, read_arrival
 from omni_frames.store import FrameStore, SampleBatch, SampleRing
 
 
@@ -62,7 +62,7 @@ class FrameWorker(MailboxWorker[RequestT]):
     def finished(self, request: RequestT) -> bool:
         """Whether all frames of the request are processed and all its samples emitted."""
 
-    def read(self, request: RequestT, message: Feed) -> Arrival | None:
+    def read(self, request: RequestT, message: Feed) -> ArrivedFrames | None:
         """The frames of an input; None if it has none and is not needed later. Raises ValueError, naming the expected input."""
         return read_arrival(message, self._groups)
 

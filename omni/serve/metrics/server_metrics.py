@@ -223,7 +223,7 @@ class _Request(RequestObserver):
             kind.first_audio.observe(now - self._since)
         answer.audio, answer.sound = now, answer.sound + sound
         kind.speech.inc(sound)
-        slack = answer.listener.hear(now - self._taking, sound)
+        slack = answer.listener.add_sound(now - self._taking, sound)
         if slack is not None:
             kind.slack.observe(slack)
             if slack < 0:

@@ -208,7 +208,7 @@ class Allocator:
         while self._pool.available < need + headroom:
             if self._reclaimer.progressing:
                 return False  # blocks will become free without a preemption
-            moved, failures = self._reclaimer.relieve()
+            moved, failures = self._reclaimer.spill_unreleased()
             self.failures += [(owner, MOVING, error) for owner, error in failures]
             if moved:
                 continue

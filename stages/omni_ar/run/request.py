@@ -127,7 +127,7 @@ class ReadyEmbedding:
 
 
 @dataclass(frozen=True, slots=True)
-class StepArrival:
+class ArrivedConditioning:
     """Conditioning that has arrived. vectors: of its steps; None if it has none."""
 
     message: Feed
@@ -206,7 +206,7 @@ class ArRequest:
     """Conditioning of all later steps."""
     num_vectors: int = 0
     """Number of conditioning vectors that have been copied for it."""
-    step_arrivals: deque[StepArrival] = field(default_factory=deque)
+    step_arrivals: deque[ArrivedConditioning] = field(default_factory=deque)
     """Conditioning that has arrived and is not in `steps` yet, in order."""
     max_tokens: int = 0
     row: Row | None = None

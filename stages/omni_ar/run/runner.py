@@ -42,12 +42,12 @@ from omni_ar.run.step import (
     PayloadHandoff,
     PromptScores,
     SampledStep,
-    Scheduled,
+    ScheduledRequest,
     ScoredChunk,
     ScoreHandoff,
     StepContext,
     TokenHandoff,
-    Written,
+    WrittenPages,
     snapshot,
 )
 from omni_ar.run.transfers import InputTransfers, StepTransfers
@@ -272,7 +272,7 @@ class Runner:
         step: StepLaunch,
         upload: Upload | None,
         tensors: StepTensors,
-        rows: tuple[Scheduled, ...] = (),
+        rows: tuple[ScheduledRequest, ...] = (),
         scored_chunks: tuple[ScoredChunk, ...] = (),
         emits: bool = False,
     ) -> StepContext:
@@ -375,14 +375,14 @@ class Runner:
         hidden = None
         if tokens is not None and context.emits and self.pages.hidden is not None:
             # The forward wrote them before the tokens existed, so they need no event of their own.
-            hidden = Written(self.pages.hidden, tokens.made)
+            hidden = WrittenPages(self.pages.hidden, tokens.made)
         if self._transfers is not None:
             self._transfers.pass_tokens(context.rows_R)
         scores = self._scorer.score(context) if self.has_last_layers else None
         end = self._end(tokens if not drafted else None, scores)
         codes = None
         if context.count and self._codes is not None and self._code_pages is not None:
-            codes = Written(self._code_pages, self._codes.written(end))
+            codes = WrittenPages(self._code_pages, self._codes.written(end))
         payload, step = PayloadHandoff(hidden, codes), context.step
         return SampledStep(context.rows, tokens, payload, scores, end, step, context.drafts, context.proposes)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from omni.errors import LostRankError, said
+from omni.errors import LostRankError, error_text
 from omni.parallel import Communicator, Ranks
 from omni_ar.kernels.step.state import RowState
 from omni_ar.run.launch import StepLaunch
@@ -130,7 +130,7 @@ class StepTransfers:
         except LostRankError:
             raise
         except Exception as error:
-            raise LostRankError(f"a transfer to or from other ranks failed: {said(error)}") from error
+            raise LostRankError(f"a transfer to or from other ranks failed: {error_text(error)}") from error
 
     def _receive(self, step: StepLaunch) -> None:
         assert self._hidden is not None

@@ -206,14 +206,14 @@ def test_prompts_are_cut_short_while_the_slack_of_a_listener_is_short():
     listeners.join("a")
     stage.add(request("a", 4, 20), request("b", 9, 5))
     assert stage.must_step().chunk_tokens == 13, "nobody hears anything yet"
-    listeners.hear("a", 1.0)
+    listeners.add_sound("a", 1.0)
     stage.add(request("c", 12, 5))
     now[0] = 0.6
     for tokens, at in ((3, 0.8), (3, 2.0), (3, 2.0)):
         plan = stage.must_step()
         assert (plan.chunk_tokens, len(plan.decodes)) == (tokens, 2)
         now[0] = at
-    listeners.hear("a", 1.0)
+    listeners.add_sound("a", 1.0)
     assert stage.must_step().chunk_tokens == 3, "the rest of it"
     stage.add(request("d", 12, 5))
     assert stage.must_step().chunk_tokens == 12, "there is plenty of slack"

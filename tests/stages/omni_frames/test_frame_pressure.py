@@ -11,7 +11,7 @@ from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice
 from omni.stage import Done, Feed
 from omni.testing.simulation.late import QueuedDevice
-from omni_frames.request import Arrival, FrameRequest, RowQueue
+from omni_frames.request import ArrivedFrames, FrameRequest, RowQueue
 from omni_frames.store import FrameStore
 from tests.stages.omni_frames.adder import Bench
 from tests.support.frame_bench import POISON, frames, random_codes
@@ -149,7 +149,7 @@ def request(codes: np.ndarray) -> FrameRequest:
     made = FrameRequest("r", set())
     made.row = 0
     # Codes of the host are uploaded, those on the device mostly not.
-    made.arrivals.append(Arrival(Feed("r", frames(torch.from_numpy(codes)), COMPLETED), codes, len(codes)))
+    made.arrivals.append(ArrivedFrames(Feed("r", frames(torch.from_numpy(codes)), COMPLETED), codes, len(codes)))
     return made
 
 

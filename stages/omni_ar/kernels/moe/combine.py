@@ -16,7 +16,7 @@ _WHOLE_FROM, _PART = 128, 512
 _WARP_COLUMNS = 256
 
 
-class Held(NamedTuple):
+class HeldExperts(NamedTuple):
     """expert_TK: each token's experts. Those from `first` on, `num_held` of them, are held."""
 
     expert_TK: Tensor
@@ -69,7 +69,7 @@ def combine(
     weight_TK: Tensor,
     overlap: bool = False,
     shared: tuple[Tensor, Tensor, Tensor] | None = None,
-    held: Held | None = None,
+    held: HeldExperts | None = None,
 ) -> Tensor:
     """The weighted sum over each token's experts, in their order: `[T, D]`.
 

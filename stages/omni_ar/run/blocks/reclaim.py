@@ -113,7 +113,7 @@ class Reclaimer:
         self._leaving.append(_Leaving(table, []))
         self.tick()
 
-    def relieve(self) -> tuple[bool, list[tuple[str, Exception]]]:
+    def spill_unreleased(self) -> tuple[bool, list[tuple[str, Exception]]]:
         """Spills payload in leaving tables that a consumer has not released. Returns whether blocks became free, or will by
         themselves, and the requests whose payload could not be moved."""
         failures: list[tuple[str, Exception]] = []
