@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 from omni.api.request import PreparedRequest, Request, RequestHandle, RequestPreparer
 from omni.api.serial_executor import SerialExecutor
-from omni.engine import Admission, EngineOptions, Ranked, Rejected
+from omni.engine import Admission, EngineOptions, PriorityQueue, Rejected
 from omni.errors import OmniError, OverloadedError, StageError, as_omni_error
 from omni.frontend.messages import RemoteMedia
 from omni.media import Downloads
@@ -105,10 +105,10 @@ class RequestQueue:
         """Handles of answers that the engine has."""
         self._waiting: dict[str, Request] = {}
         """By handle, of answers that the engine does not have yet."""
-        self._to_download: Ranked[Request] = Ranked()
+        self._to_download: PriorityQueue[Request] = PriorityQueue()
         self._fetching = 0
-        self._short: Ranked[Request] = Ranked()
-        self._long: Ranked[Request] = Ranked()
+        self._short: PriorityQueue[Request] = PriorityQueue()
+        self._long: PriorityQueue[Request] = PriorityQueue()
         self._closed = False
         self._threads = [PreparingThread(i, self._work, only_short=i == THREADS) for i in range(THREADS + 1)]
         *long, short = self._threads
@@ -182,14 +182,14 @@ class RequestQueue:
             return _cancels(request, error)
         self._waiting |= dict.fromkeys(request.handles, request)
         if request.remote:
-            self._to_download.add(request.id, self._admission.rank(request.id), request)
+            self._to_download.add(request.id, self._admission.order(request.id), request)
         else:
             self._queue(request)
         return self._reject(rejected)
 
     def _queue(self, request: Request) -> None:
         queue = self._short if request.short else self._long
-        queue.add(request.id, self._admission.rank(request.id), request)
+        queue.add(request.id, self._admission.order(request.id), request)
 
     def _begin_downloads(self) -> Iterable[Effect]:
         while (request := self._to_download.first()) is not None:
@@ -233,7 +233,7 @@ class RequestQueue:
         while True:
             short, long = self._short.first(), self._long.first()
             queued = [each for each in (short, long) if each]
-            first = min(queued, key=lambda each: self._admission.rank(each.id), default=None)
+            first = min(queued, key=lambda each: self._admission.order(each.id), default=None)
             for request, idle in ((short, self._idle[True]), (first, self._idle[False])):
                 if request is not None and idle and self._admission.may_grow(request.arguments.priority):
                     (self._short if request.short else self._long).remove(request.id)

@@ -10,8 +10,8 @@ from omni.engine.credit import Credit
 from omni.engine.faults import ClosedStages, Mailbox, StageFault, discard_work
 from omni.engine.forwarder import Forwarder
 from omni.engine.peers import EdgeEnds
+from omni.engine.priority_queue import ServingOrder
 from omni.engine.produced import AUDIO
-from omni.engine.ranked import Rank
 from omni.engine.request import (
     ConnectPeer,
     EngineRequest,
@@ -204,7 +204,7 @@ class Orchestrator:
             admitted = True
             self._admission.leave(waiting.key)
             try:
-                self._open(waiting.item, waiting.rank)
+                self._open(waiting.item, waiting.order)
             except OmniError as error:
                 self._refuse(waiting.item, error)
         return admitted
@@ -214,7 +214,7 @@ class Orchestrator:
         command.sink.finish(RequestFailed(error))
         self._peers.drop_kept()
 
-    def _open(self, command: SubmitRequest, rank: Rank) -> None:
+    def _open(self, command: SubmitRequest, order: ServingOrder) -> None:
         request = command.request
         stages, awaited = self._stages_of(request)
         own = [name for name in stages if name in self._own(request)]
@@ -233,7 +233,7 @@ class Orchestrator:
                 request.id,
                 request.sampling.get(name, SamplingParams()),
                 frozenset(sources | {FRONTEND} if inputs else sources),
-                rank=rank,
+                order=order,
                 cache_salt=request.cache_salt,
                 sample_index=request.sample_index,
                 rules=request.rules.get(name, NO_RULES),

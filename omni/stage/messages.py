@@ -31,7 +31,7 @@ class Open:
     """Opens a request at this stage.
 
     inputs: the edges (or `"frontend"`) that will feed it.
-    rank: priority and arrival number; the lower is served first. Unique among the engine's requests.
+    order: the serving order, priority and arrival number; the lowest is served first. Unique among the engine's requests.
     cache_salt: requests of different salts share no cached state.
     sample_index: the number of this sample among those of one user request; samples with one seed draw different
         tokens.
@@ -44,7 +44,7 @@ class Open:
     sampling: SamplingParams
     inputs: frozenset[str]
     _: KW_ONLY
-    rank: tuple[int, int] = (0, 0)
+    order: tuple[int, int] = (0, 0)
     cache_salt: str = ""
     sample_index: int = 0
     rules: HostRules = NO_RULES

@@ -69,7 +69,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     def open(self, message: Open) -> DiffusionRequest:
         self.check(message.sampling, f"sampling.{self.name}")
         seed = message.sampling.with_defaults(self._options.sampling).seed
-        request = DiffusionRequest(message.request_id, set(message.inputs), message.rank)
+        request = DiffusionRequest(message.request_id, set(message.inputs), message.order)
         request.seed = secrets.randbits(63) if seed is None else seed
         request.sample_index = message.sample_index
         return request

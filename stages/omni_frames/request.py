@@ -52,7 +52,7 @@ def read_arrival(message: Feed, groups: int) -> ArrivedFrames:
 
 @dataclass(slots=True, eq=False)
 class FrameRequest:
-    """A request from `Open` to its end. rank: the waiting request of lowest rank gets the next row. row: its index in per-row
+    """A request from `Open` to its end. order: the serving order, in which waiting requests get rows. row: its index in per-row
     device memory; None without one. live: late results of a record that is not live are dropped. start, buffered: start of the
     row's frames in its ring, and their number. paused: whether a consumer is behind; the request then starts no new work. alone:
     whether it must run alone, since its last batch failed (`omni.stage.together`). done: number of decoded frames; samples of some
@@ -60,7 +60,7 @@ class FrameRequest:
 
     id: str
     open_sources: set[str]
-    rank: tuple[int, int] = (0, 0)
+    order: tuple[int, int] = (0, 0)
     arrivals: deque[ArrivedFrames] = field(default_factory=deque)
     row: int | None = None
     live: bool = True
@@ -88,7 +88,7 @@ RequestT = TypeVar("RequestT", bound=FrameRequest)
 
 
 class RowQueue(Generic[RequestT]):
-    """Gives rows to the requests of lowest rank whose first frames have arrived. A request keeps its row to its end.
+    """Gives rows, in serving order, to requests whose first frames have arrived. A request keeps its row to its end.
 
     A freed row can be reused immediately: all accesses to its memory are on one stream, so new work follows the old.
     """
@@ -100,7 +100,7 @@ class RowQueue(Generic[RequestT]):
         """Requests with a row, in order of allocation."""
 
     def join(self, request: RequestT) -> None:
-        insort(self._waiting, request, key=lambda waiting: waiting.rank)
+        insort(self._waiting, request, key=lambda waiting: waiting.order)
 
     def allocate(self) -> bool:
         """Allocates free rows. Returns whether any request received one."""

@@ -73,7 +73,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
                 self._graphs.add(chunk, size, graph)
 
     def open(self, message: Open) -> VocoderRequest:
-        return VocoderRequest(message.request_id, set(message.inputs), message.rank)
+        return VocoderRequest(message.request_id, set(message.inputs), message.order)
 
     def finished(self, request: VocoderRequest) -> bool:
         return request.ended and not request.in_flight and not self._sizes.next_chunk(request)

@@ -20,10 +20,10 @@ class StageDriver:
         self._stream = stream
 
     def open(
-        self, *ids: str, sources: Sequence[str] = (SOURCE,), rank: tuple[int, int] = (0, 0), cache_salt: str = ""
+        self, *ids: str, sources: Sequence[str] = (SOURCE,), order: tuple[int, int] = (0, 0), cache_salt: str = ""
     ) -> None:
         self.worker.inbox.extend(
-            Open(i, SamplingParams(), frozenset(sources), rank=rank, cache_salt=cache_salt) for i in ids
+            Open(i, SamplingParams(), frozenset(sources), order=order, cache_salt=cache_salt) for i in ids
         )
 
     def feed(self, request_id: str, payload: Payload, ready: Event = COMPLETED) -> Ref:

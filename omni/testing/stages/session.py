@@ -95,11 +95,11 @@ class StageSession:
 
     # Actions of the orchestrator.
 
-    def open(self, name: str, *others: str, rank: tuple[int, int] | None = None) -> None:
-        """others: producers beside the suite. rank: by default in the order of opening."""
+    def open(self, name: str, *others: str, order: tuple[int, int] | None = None) -> None:
+        """others: producers beside the suite. order: by default in the order of opening."""
         self.opened.append(name)
         sources = frozenset({SOURCE, *others})
-        self.worker.inbox.append(Open(name, self._sampling, sources, rank=rank or (0, len(self.opened))))
+        self.worker.inbox.append(Open(name, self._sampling, sources, order=order or (0, len(self.opened))))
 
     def feed(self, name: str, sample: Payload, ready: Event | None = None) -> Input:
         """Lends a payload from memory of its own, on the device. ready: of the check, which calls `fill` before."""
@@ -142,10 +142,10 @@ class StageSession:
             self.worker.inbox.append(Abort(name))
 
     def script(
-        self, name: str, sample: Sequence[Payload], *, front_end: bool = False, rank: tuple[int, int] | None = None
+        self, name: str, sample: Sequence[Payload], *, front_end: bool = False, order: tuple[int, int] | None = None
     ) -> Iterator[None]:
         """Opens a request, feeds it and ends it, one message at each `next`."""
-        self.open(name, rank=rank)
+        self.open(name, order=order)
         yield
         for payload in sample:
             self.feed_host(name, payload) if front_end else self.feed(name, payload)

@@ -175,7 +175,7 @@ class ArRequest:
     id: str
     sampling: SamplingParams
     open_sources: set[str]
-    rank: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
     cache_salt: str = ""
     sample_index: int = 0
     params: Mapping[str, Sequence[float]] = field(default_factory=dict)

@@ -168,7 +168,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             message.request_id,
             sampling,
             set(message.inputs),
-            rank=(*message.rank, next(self._opened)),
+            order=(*message.order, next(self._opened)),
             cache_salt=message.cache_salt,
             sample_index=message.sample_index,
             params=self._processors.params(sampling.processors),

@@ -17,14 +17,14 @@ from tests.stages.omni_frames.adder import Bench
 from tests.support.frame_bench import POISON, frames, random_codes
 
 
-def test_a_free_row_goes_to_the_waiting_request_of_lowest_rank() -> None:
+def test_a_free_row_goes_to_the_first_waiting_request_in_order() -> None:
     bench = Bench(CpuDevice(), rows=1)
-    ranks = {"first": (9, 0), "late": (1, 1), "b": (0, 3), "a": (0, 2), "urgent": (-1, 4)}
-    for name, rank in ranks.items():
-        bench.open(name, rank=rank)
+    orders = {"first": (9, 0), "late": (1, 1), "b": (0, 3), "a": (0, 2), "urgent": (-1, 4)}
+    for name, order in orders.items():
+        bench.open(name, order=order)
         bench.feed_pages(name, random_codes(2))
         bench.tick()
-    bench.end(*ranks)
+    bench.end(*orders)
     bench.settle(bench.device)
     assert list(bench.ends) == ["first", "urgent", "a", "b", "late"]
 
