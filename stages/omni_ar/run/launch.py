@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import msgspec
+import torch
 from torch import Tensor
 
+from omni.device import Device, Stream
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.run.pack import PackedStep, StepTensors
 from omni_ar.run.plan import PaddedShape
@@ -70,6 +72,9 @@ class TensorShape(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     dtype: str
 
+    def empty(self, device: Device, stream: Stream) -> Tensor:
+        return device.empty(self.shape, getattr(torch, self.dtype), stream)
+
 
 class StepMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A step, for the other ranks. uploaded: its uploaded inputs, int64, or None if the ranks have them already. embeddings,
@@ -84,6 +89,11 @@ class StepMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
     def of(cls, launch: StepLaunch, uploaded: bytes | None, tensors: StepTensors) -> "StepMessage":
         embeddings = tuple({name: _shape_of(tensor) for name, tensor in each.items()} for each in tensors.embeddings)
         return cls(launch, uploaded, embeddings, tuple(map(_shape_of, tensors.saved)))
+
+    def empty_tensors(self, device: Device, stream: Stream) -> StepTensors:
+        """Memory for the tensors that follow."""
+        embeddings = tuple({n: shape.empty(device, stream) for n, shape in each.items()} for each in self.embeddings)
+        return StepTensors(embeddings, tuple(shape.empty(device, stream) for shape in self.saved))
 
 
 class ForgetMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
