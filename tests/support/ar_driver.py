@@ -39,7 +39,7 @@ from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.limits import Limits
 from omni_ar.run.runner import Runner, SourceFactory
 from omni_ar.run.worker import ArWorker
-from tests.support.draft_models import DEEP
+from tests.support.deep_models import DEEP
 
 TEXT = "text"
 """The edge of a codec model's conditioning."""

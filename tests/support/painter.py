@@ -27,7 +27,7 @@ from omni_diffusion.model import DiffusionModel, Windows
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import DenoisingWindow, Noise
 from omni_diffusion.worker import DiffusionWorker
-from tests.support.engines import plugins_of
+from tests.support.entry_points import plugins_of
 from tests.support.frame_bench import POISON, FrameBench
 
 BLOCK, REPEATS, WIDTH, RATE, STEPS, VOICES = 3, 2, 2, 3, 3, 4

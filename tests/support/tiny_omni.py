@@ -13,8 +13,7 @@ import torch
 from omni import Omni, Output, SamplingParams
 from omni.plugin.manager import Plugins
 from tests.support.echo_family import eventually
-from tests.support.engines import plugins_of
-from tests.support.entry_points import REPOSITORY
+from tests.support.entry_points import REPOSITORY, plugins_of
 from tests.support.patience import PATIENCE_SECONDS
 
 ASSETS = REPOSITORY / "examples" / "assets"

@@ -16,7 +16,7 @@ from omni.errors import ConfigError, PluginError
 from omni.pipeline import Edge, Pipeline
 from omni.plugin.entries import ConnectorEntry
 from omni_local.connector import LocalConnector
-from tests.support.engines import plugins_of
+from tests.support.entry_points import plugins_of
 from tests.support.fake_graph import PIPELINE
 
 TO_WRITER, TO_SPEAKER = PIPELINE.edges

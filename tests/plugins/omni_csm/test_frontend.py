@@ -10,8 +10,8 @@ from omni_ar.inputs import Prompt
 from omni_csm.frontend import CsmFrontend, build
 from omni_encoder.inputs import MediaItem
 from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
+from tests.support.received import tensors_of
 from tests.support.reference import picture, says, sound, with_tokens
-from tests.support.tensors import tensors_of
 
 TURNS = speak(
     turn("user", "how are you", 0.4, 1), turn("assistant", "I am well", 1.1, 2), turn("user", "so", 0.4, 1), "on"
