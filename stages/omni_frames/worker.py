@@ -24,7 +24,7 @@ class FrameModel(Protocol):
 
 class FrameWorker(MailboxWorker[RequestT]):
     """Copies frames from the producer's memory into its rows, and emits samples from the host. A stage kind implements
-    `open`, `run` and `over`, and `read` if there are other inputs.
+    `open`, `run` and `finished`, and `read` if there are other inputs.
 
     device, stream: for its phases, launched in order. rows: the requests with a row. store: the frames in the rows.
     samples: output buffers. totals: `counters`; a stage kind counts "steps" and "frames" itself.
