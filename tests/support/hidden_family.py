@@ -20,9 +20,9 @@ from omni.plugin.manager import Plugins
 from omni.stage import StageContext
 from omni_ar.options import ArOptions
 from tests.support.clerk import ClerkOptions
-from tests.support.entry_points import family_of, plugins_of
 from tests.support.hidden_model import HiddenText, ReadOut
 from tests.support.hidden_reader import ReaderOptions
+from tests.support.plugins import family_of, plugins_of
 
 WRITER, READER, CLERK, SCRIBE = "writer", "reader", "clerk", "scribe"
 MODALITIES = {READER: "read", CLERK: "filed", SCRIBE: "noted"}
