@@ -87,7 +87,7 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
             _check_text(voice, "voice", "give a voice's name")
             if "audio" not in prepared:
                 remedy = 'add "audio" to modalities, or leave voice out'
-                raise InputError("voice", "is given, but no audio is asked for", remedy)
+                raise InputError("voice", "needs audio among the modalities", remedy)
     with reading("priority"):
         remedy = "give an int; lower numbers are served first"
         priority = _integer(arguments.get("priority", 0), "priority", -(2**63), 2**63 - 1, remedy)

@@ -48,7 +48,7 @@ class Table:
         return index
 
     def floats(self, name: str, shape: tuple[int | None, ...], fewest: int = 1) -> Tensor:
-        """The entry as real, finite numbers in float32. shape: None stands for any size of at least `fewest`."""
+        """The entry as real, finite numbers in float32. shape: None is any size of at least `fewest`."""
         tensor, field = self._entry(name), f"{self._field}.{name}"
         if not isinstance(tensor, Tensor):
             raise CheckpointError(field, f"is a {type(tensor).__name__}, not a tensor", RESTORE_FILE)

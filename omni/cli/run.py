@@ -183,7 +183,7 @@ def _modalities(arguments: RunArguments, gives: tuple[str, ...]) -> tuple[str, .
     wanted = gives if arguments.modalities is None else arguments.modalities
     if arguments.out is not None and "audio" not in wanted:
         remedy = "ask a model that speaks for audio, or leave it out"
-        raise InputError(arguments.speech_option, "is given, but no audio is asked for", remedy)
+        raise InputError(arguments.speech_option, "needs audio among the modalities", remedy)
     return wanted
 
 

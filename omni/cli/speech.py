@@ -100,7 +100,7 @@ class WavStream:
 
 
 def descriptor_of(name: str) -> int | None:
-    """The open descriptor that a name stands for: `-`, `/dev/stdout`, `/dev/fd/3`. None for any other."""
+    """The open descriptor of a name: `-`, `/dev/stdout`, `/dev/fd/3`. None for any other."""
     match = _DESCRIPTOR.fullmatch(name)
     return int(match[1]) if match else _NAMES.get(name)
 

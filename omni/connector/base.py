@@ -126,7 +126,7 @@ class Sender(Protocol):
         ...
 
     def peer_lost(self) -> None:
-        """The receiver's process has ended, so its payloads have no reader any more. A new receiver may follow."""
+        """The receiver's process has ended, so its payloads have no reader. A new receiver may follow."""
         ...
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class ClosedStages:
         """Raises StageError if one of the stages is closed."""
         for stage, problem in self._problems.items():
             if stage in stages:
-                raise StageError(stage, "running", f"it is closed since a fault, {problem}; open the model again")
+                raise StageError(stage, "running", f"it is closed after a fault, {problem}; open the model again")
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ class Channel(Generic[SendT, ReceiveT]):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection and frees the descriptor, when no thread receives any more. Idempotent."""
+        """Ends the connection and frees the descriptor, once no thread receives. Idempotent."""
         with self._sending:
             self._socket.close()
 

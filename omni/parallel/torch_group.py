@@ -154,7 +154,7 @@ class TorchCommunicator:
         """Idempotent. No collective may be under way; sends may be."""
         group, self._group = self._group, None
         while self._sent:
-            with suppress(RuntimeError):  # no rank receives it any more
+            with suppress(RuntimeError):  # no rank receives it now
                 self._sent.popleft().wait(_SEND_SECONDS)
         if group is not None:
             group.shutdown()

@@ -248,7 +248,7 @@ class ConnectorBench:
             self.idle()
             self.until(
                 lambda: not self.end.busy,
-                "a receiver whose payloads are all over is not busy any more (Receiver.busy): give False once tick has "
+                "a receiver whose payloads are all over is no longer busy (Receiver.busy): give False once tick has "
                 "nothing left to do",
                 most=promises.IDLE_SECONDS,
             )

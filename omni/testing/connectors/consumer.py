@@ -44,7 +44,7 @@ class _Reading:
 class _Taken:
     """A payload on its way to the consumer, or there.
 
-    finished: released or aborted. wanted: number of reads that the check asked for.
+    finished: released or aborted. wanted: reads that the check requested.
     """
 
     def __init__(self, expected: Expect) -> None:
@@ -112,7 +112,7 @@ class Consumer:
                 raise TypeError(type(command).__name__)
 
     def turn(self) -> None:
-        """The engine's work in a turn: `tick` of receivers that are busy, `poll` of payloads that are asked for."""
+        """The engine's work in a turn: `tick` of receivers that are busy, `poll` of requested payloads."""
         for gate in self._gates.values():
             gate.rest()
         self._watch_dropped()
@@ -242,7 +242,7 @@ class Consumer:
             require(gathered, "beyond Reach.PROCESS page slices arrive as tensors")
 
     def _advance(self, taken: _Taken) -> None:
-        """Launches a read that the check asked for once the payload is ready, and compares it at its end."""
+        """Launches a requested read once the payload is ready, and compares it at its end."""
         received, state = taken.received, taken.state
         if received is None:
             return

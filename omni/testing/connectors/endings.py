@@ -200,7 +200,7 @@ def slow_consumers(bench: ConnectorBench) -> None:
             bench.arrive(*slow)
         for meta in (bench.small(), bench.full()):
             quick = bench.send(edge, meta)
-            held = "received and not released" if polls else "not asked for"
+            held = "received and not released" if polls else "not polled"
             promise = f"payloads that a slow consumer holds ({held}) never keep others from arriving"
             bench.until(lambda quick=quick: bench.state(quick).ready, promise)  # type: ignore[misc]
             bench.read(quick)

@@ -185,5 +185,5 @@ def _answer(reference: Reference, prompt: Sequence[int], count: int) -> tuple[in
             " and begins with the prompt: return the new tokens alone" if tokens[: len(prompt)] == [*prompt] else ""
         )
         remedy = "return exactly that many, and go on after an end-of-sequence id"
-        raise ConfigError("reference", f"gives {len(tokens)} tokens, asked for {count}{echoed}", remedy)
+        raise ConfigError("reference", f"gives {len(tokens)} tokens instead of {count}{echoed}", remedy)
     return tuple(tokens)

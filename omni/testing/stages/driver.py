@@ -66,7 +66,7 @@ class StageDriver:
         return {name: count for name, count in self.worker.usage().items() if count}
 
     def _take(self, message: Outbound) -> None:
-        assert message.request_id not in self.ends, "a request that is over gives nothing"
+        assert message.request_id not in self.ends, "a request has no output after its end"
         if isinstance(message, Produced):
             self.produced.setdefault(message.request_id, []).append(message)
             message.close()

@@ -118,7 +118,7 @@ def closed(bench: StageBench) -> None:
         require(
             not session.held,
             f"close frees all: when the worker is closed at tick {point}, usage is {session.held}",
-            "override `close`: call super().close(), then free resources that belong to no request any more (batches under way, "
+            "override `close`: call super().close(), then free resources of ended requests (batches under way, "
             "outputs that are lent, blocks of your own pool)",
         )
 

@@ -210,7 +210,7 @@ class StageSession:
             quiet = 0 if self.advance(quiet) or left else quiet + 1
             require(
                 quiet < 5 * _QUIET and tick < _MOST_TICKS,
-                f"requests end: nothing happens any more, and {self._unfinished()} "
+                f"requests end: the worker stalled, and {self._unfinished()} "
                 f"{'are' if self._unfinished().count(',') else 'is'} not over (the worker holds {self.held})",
                 _ENDS,
             )
@@ -303,7 +303,7 @@ class StageSession:
         name = message.request_id
         require(
             name not in self.ends and name not in self.aborted,
-            f"a request that is over gives nothing: {type(message).__name__} of {name!r} came later",
+            f"a request has no output after its end: {type(message).__name__} of {name!r} came after it",
             "remember work in flight by request, and drop late results of one that is gone",
         )
         if not isinstance(message, Produced):

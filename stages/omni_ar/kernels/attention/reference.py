@@ -123,7 +123,7 @@ def _blocks_of_window(table_RM: Tensor, begin_R1: Tensor, block_size: int, windo
     touched = min(columns, -(-(window - 1) // block_size) + 1)
     column_RM = begin_R1 // block_size + torch.arange(touched, device=table_RM.device)
     position_RL = (column_RM[..., None] * block_size + torch.arange(block_size, device=table_RM.device)).flatten(1)
-    # A column past the end of the table stands for positions past the end of its row.
+    # A column past the end of the table has positions past the end of its row.
     return table_RM.gather(1, column_RM.clamp(max=columns - 1)), position_RL
 
 
