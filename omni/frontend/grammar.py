@@ -18,7 +18,7 @@ from omni.sampling import LogitsEdit, StructuredOutput
 
 class Grammar:
     """A compiled grammar. Immutable, shared by all its requests. matcher: stays at the beginning of a text. vocab_size: number of
-    ids; the next id stands for the end of the text."""
+    ids; the next id is that of the text's end."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
