@@ -28,7 +28,7 @@ _POOLED_STREAMS = 32
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class CudaStream:
-    """pool: the memory that graphs of the stream share. captured: names of the phases of each graph captured so far, whatever their
+    """pool: the memory that graphs of the stream share. captured: names of the phases of each graph captured so far, with any
     buffers."""
 
     name: str

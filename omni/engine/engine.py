@@ -128,8 +128,8 @@ class Engine:
         self._thread.start()
 
     def run(self) -> None:
-        """Runs the loop in the calling thread, until `stop`. Raises ConfigError for a bad `OMNI_SYNC_CHECK`, and what
-        the loop raises: the engine is of no further use then."""
+        """Runs the loop in the calling thread, until `stop`. Raises ConfigError for a bad `OMNI_SYNC_CHECK`, and passes on errors
+        of the loop, after which the engine is unusable."""
         self._sync_check = SyncCheck.from_environment()
         self._loop()
 

@@ -41,8 +41,8 @@ def check_sound(
 
 
 def checked_rate(source: str, meta: object, code: object, rate: int | None) -> int:
-    """Checks one piece of sound for a user, and returns its rate. source: the stage, or the edge of its adapter. code: what made
-    it. rate: of the pieces before; None for the first.
+    """Checks one piece of sound for a user, and returns its rate. source: the stage, or the edge of its adapter. code: its maker.
+    rate: of the pieces before; None for the first.
 
     Raises StageError for other payloads than `AudioChunk`, and for another rate. `omni.engine.values.give` checks the samples.
     """

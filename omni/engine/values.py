@@ -35,8 +35,8 @@ def check_tokens(stage: str, tokens: GeneratedTokens, code: object) -> None:
 
 
 def checked_done(stage: str, done: Done, code: object) -> Done:
-    """Raises StageError for a reason, counts or withheld tokens that cannot be given to the user. code: what made it. Returns it
-    with plain values."""
+    """Raises StageError for a reason, counts or withheld tokens that cannot be given to the user. code: its maker. Returns it with
+    plain values."""
     if not is_text(done.reason):
         problem = f"the reason of a Done is {quoted(done.reason)}: give valid Unicode"
     elif not all(is_text(name) and is_number(count) for name, count in done.counts.items()):

@@ -61,7 +61,7 @@ def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint, maker: str = "") 
 
 
 def _check(frontend: Frontend, pipeline: Pipeline) -> None:
-    """Raises ConfigError for properties that a front end must not have. One that raises does so now, not for a request."""
+    """Raises ConfigError for properties that a front end must not have. A property that raises fails the start, not a request."""
     vocabulary: object = frontend.vocabulary()
     for name, value, kind in (
         ("voices", frontend.voices, tuple),

@@ -48,7 +48,7 @@ def process_count(asked: int | None, engines: int = 1) -> int:
 
 
 def hash_triton() -> threading.Thread:
-    """Starts a thread in which Triton hashes its own files. Its first launch does so otherwise, for half a second, most of it
+    """Starts a thread in which Triton hashes its own files. Without it, the first launch hashes them, for half a second, most of it
     without the interpreter's lock."""
 
     def run() -> None:

@@ -87,7 +87,7 @@ def _glance(value: object) -> Hashable:
 
 
 def _replace() -> None:
-    """Replaces `run` of Triton's functions while a thread records, so that launches at other times cost no more than ever."""
+    """Replaces `run` of Triton's functions while a thread records, so that launches at other times have no extra cost."""
     global _entered
     with _lock:
         _entered += 1

@@ -165,7 +165,7 @@ class EngineGroup:
         return self._placed.of_stage(stage)[0].engine.longest_prompt(stage)
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """See `Engine.usage`. Those of replicas are added up. The usage of a stage that is cut across engines is that of rank 0."""
+        """See `Engine.usage`. The usage of replicas is added up. A stage that is cut across engines has the usage of rank 0."""
         return _sums(self._led(placed, placed.engine.usage()) for placed in self._placed.by_place.values())
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
@@ -268,7 +268,7 @@ class EngineGroup:
                     tracked.sink.give(output)
                     tracked.awaited.discard(output.stage)
                     if tracked.places and not tracked.awaited and not tracked.complete:
-                        # Its other engines may still have ends of stages to report: each does so before it ends its part.
+                        # Its other engines may still have ends of stages to report: each reports them before it ends its part.
                         tracked.complete = True
                         self._abort_parts(tracked, StageError("engine", "ending a request", "its outputs were given"))
                 case RequestFinished() | RequestFailed() if tracked.complete:

@@ -103,7 +103,7 @@ class Listeners:
 
     @property
     def waiting(self) -> bool:
-        """Whether a listener waits for first sound, at whatever stage its request is."""
+        """Whether a listener waits for first sound, with its request at any stage."""
         return bool(self._coming or self._awaited)
 
     @property

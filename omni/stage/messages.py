@@ -12,8 +12,9 @@ The messages of a request keep their order. A payload's memory belongs to its pr
 | free | earlier reads are complete too: the producer may reuse the memory | `Ref.freed` | producer |
 
 Three objects represent a payload under way: the connector's `Ref` at its producer, the consumer's `Lease` on the
-connector's `Pending`, and the producer's `Credit` (`omni.engine.credit`). By reference, a payload is released and free
-when the consumer's lease is; a connector that copies it does so once its copies are launched and complete.
+connector's `Pending`, and the producer's `Credit` (`omni.engine.credit`). A payload passed by reference is released and freed with
+the consumer's lease. A payload that the connector copies is released once its copies are launched, and freed once they are
+complete.
 """
 
 from collections.abc import Callable, Sequence

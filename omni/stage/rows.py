@@ -36,7 +36,7 @@ class RowStage(LoadedStage, Protocol):
 
     @property
     def rows(self) -> int:
-        """The present number of rows. The footprint is that of so many."""
+        """The present number of rows, to which the footprint belongs."""
 
     @property
     def chosen_rows(self) -> int | None:

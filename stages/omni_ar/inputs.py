@@ -124,9 +124,9 @@ class PromptHidden(msgspec.Struct, frozen=True, kw_only=True):
 
 class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
     """Output of a model that emits its tokens' hidden states. Tensor `hidden`: a page slice `[1, D]`. index: number of the
-    generated token, from 0. The hidden state is that of the position the token was sampled from: the prompt's last position for
-    token 0, the position of token i - 1 for token i. It is emitted with token i - 1, also where token i is withheld because a stop
-    string ends the text, or does not exist because a grammar ends it."""
+    generated token, from 0. The hidden state belongs to the position that the token was sampled from: the prompt's last position
+    for token 0, the position of token i - 1 for token i. It is emitted with token i - 1, also where token i is withheld because a
+    stop string ends the text, or does not exist because a grammar ends it."""
 
     index: int
 

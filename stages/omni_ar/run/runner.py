@@ -344,7 +344,7 @@ class Runner:
             self._enqueue_forward(decodes)
 
     def _enqueue_forward(self, launches: ForwardLaunches) -> None:
-        """The inputs do not wait for the hidden states of the layers before: they may fail, and then do so at every rank."""
+        """The inputs do not wait for the hidden states of the layers before: if they fail, they fail at every rank."""
         self.device.enqueue(self.stream, launches.inputs)
         self._receive_hidden()
         self.device.enqueue(self.stream, launches.forward)

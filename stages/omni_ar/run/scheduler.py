@@ -14,8 +14,8 @@ _SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= sta
 
 
 class Scheduler:
-    """All rows that can decode do so, or those of one batch (`Limits.micro_batches`); prefill chunks take the rest of the step's
-    token budget, in serving order.
+    """A step decodes every row that can decode, or those of one batch (`Limits.micro_batches`); prefill chunks take the rest of the
+    step's token budget, in serving order.
 
     When blocks run out, a request takes them from paused requests, then from running requests after it in serving order; a
     waiting one from paused requests only. So the first request in serving order always progresses, and then all others.

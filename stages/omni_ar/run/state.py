@@ -69,8 +69,8 @@ def _allocate_drafts(device: Device, limits: Limits, shape: ArShape) -> DraftSta
         drafts=device.zeros((rows, limits.drafts), torch.int64),
         fields=device.zeros((rows, DRAFT_FIELDS), torch.int64),
         adaptive=limits.adaptive_drafts,
-        # In a dense model, a draft after the first costs no more than the padding in its place; in a mixture, further experts have
-        # to be read.
+        # In a dense model, a draft after the first costs as much as the padding in its place; in a mixture of experts, it reads
+        # further experts.
         further_rate=LEAST_RATE if shape.has_experts else 0,
     )
 
