@@ -144,7 +144,7 @@ class RequestQueue:
             thread.end()
 
     def join_threads(self) -> None:
-        """Waits for the threads. Those that a library keeps busy for longer are left alone."""
+        """Waits for the threads, up to a limit: a library may keep one busy for longer."""
         until = time.monotonic() + _GRACE_SECONDS
         for thread in self._threads:
             thread.join(until - time.monotonic())

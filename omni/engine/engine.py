@@ -153,7 +153,7 @@ class Engine:
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """Raises InputError for parameters that a stage cannot apply. sampling, fields: parameters and their names in
-        errors, by stage. Thread-safe. Those of a stage with its rank 0 in another engine are checked there."""
+        errors, by stage. Thread-safe. The engine with rank 0 of a stage checks the stage's parameters."""
         for name, params in sampling.items():
             if name in self._cut.followed:
                 continue

@@ -141,8 +141,8 @@ class Orchestrator:
             self.abort(request_id, error)
 
     def close_stage(self, stage: str, error: OmniError) -> None:
-        """Closes a stage whose state is unknown. Fails the requests that are there; later ones that need it are refused, and all
-        others go on. Nothing that the stage launched may still run."""
+        """Closes a stage whose state is unknown. Fails its requests and refuses later ones that need it; all others go on. The
+        caller ensures that no work of the stage runs any more."""
         self._closed.add(stage, error)
         for active in list(self._active.values()):
             if stage in active.running:

@@ -155,7 +155,7 @@ class EdgeEnds:
             self._close_lost()
 
     def flush(self) -> None:
-        """Sends the messages to other engines. One that has ended is found by `take`."""
+        """Sends the messages to other engines. `take` finds the engines that have ended."""
         for peer in self._peers.values():
             peer.link.flush()
 

@@ -317,7 +317,7 @@ class BusyRoutes:
         self._users[route] = None
 
     def deliver(self) -> bool:
-        """Ticks the routes with something new once. Those still busy are ticked in later turns. Returns whether anything
+        """Ticks the routes with something new once. Later turns tick the routes that are still busy. Returns whether anything
         happened."""
         moved = False
         if self._new_outs:

@@ -119,7 +119,7 @@ class KernelWarmup:
 
 
 def load_empty(stages: Iterable[str], load: Load, device: RecordingDevice) -> dict[str, LoadedStage]:
-    """Those of `stages` that can be loaded onto `device`."""
+    """Loads `stages` onto `device`, without stages that fail to load there."""
     loaded: dict[str, LoadedStage] = {}
     for name in stages:
         with _recorded_in_part(name), ShapeRules():

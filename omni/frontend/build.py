@@ -100,7 +100,7 @@ def _check_numbers(frontend: Frontend) -> None:
 
 
 def _check_decoder(decoder: object, frontend: Frontend) -> None:
-    """Raises PluginError for a text decoder that is a class, or lacks a method. One that works is made for each request."""
+    """Raises PluginError for a text decoder that is a class, or lacks a method. Each request makes its own decoder later."""
     field, code = f"{_FIELD}.text_decoder", frontend.text_decoder
     if inspect.isclass(decoder):
         problem = with_origin(f"gave the class {decoder.__name__}", code=code)

@@ -1,7 +1,7 @@
 """Connects the ranks of a stage at the start of their engines.
 
 The process that starts the engines gives each of them the same memory, which has the ranks' store, and the ends of sockets between
-rank 0 and the others (`RankEnds`). Neither has a name, so both disappear with the processes.
+rank 0 and the others (`RankEnds`). The memory and the sockets have no names, so they disappear with the processes.
 """
 
 import socket

@@ -106,8 +106,8 @@ class Denoiser:
     def prepare_begin(
         self, requests: Sequence[DiffusionRequest], windows: Sequence[DenoisingWindow]
     ) -> Callable[[], None]:
-        """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their
-        beginning. Both can be retried after a failure."""
+        """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their beginning.
+        The call and the function can be retried after a failure."""
         size, graph = self._begin_graphs.find(None, len(requests))
         packed = np.zeros((size, self._columns), np.int64)
         packed[:, _COLUMNS.row], packed[:, _COLUMNS.frames] = self._null_row, self._sizes.block

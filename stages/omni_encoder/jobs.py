@@ -20,8 +20,8 @@ ContentKey: TypeAlias = tuple[str, str]
 
 
 class OutputCache:
-    """Outputs of at most `capacity` bytes in total: the least recently used are evicted. That only drops a reference: the worker
-    keeps the tensors of a payload until it is free."""
+    """Outputs of at most `capacity` bytes in total: the least recently used are evicted. An eviction only drops a reference: the
+    worker keeps the tensors of a payload until it is free."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -213,7 +213,7 @@ def read_config(raw: Mapping[str, Any]) -> HeadConfig:
 
 
 def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config.json in one table. Some heads have those of the layer in a table of their own.
+    """The fields of a config.json in one table. Some heads have the layer's fields in a table of their own.
 
     A window counts only with `layer_types`, as in vLLM: trainers copy `sliding_window` from the stage's config.json, and the heads
     attend to the whole text.

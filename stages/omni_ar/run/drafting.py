@@ -86,7 +86,7 @@ class Drafting:
         return [Launch.of(draft_tokens, self._drafter, self._rows(rows_R, blocks, cache))]
 
     def follows(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
-        """The keys and values of decode rows that chunks join. Those of late drafts are there."""
+        """The keys and values of decode rows that chunks join. Late drafts have theirs already."""
         if self._is_late:
             return self._drops(rows_R)
         if self._paged is None:

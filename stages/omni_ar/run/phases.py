@@ -1,6 +1,6 @@
 """The phases of a step: functions over preallocated buffers. None synchronizes. docs/step.md has their order.
 
-Those after the token point are in `late_phases`, those with kernels of their own in `omni_ar.kernels.step`.
+`late_phases` has the phases after the token point, `omni_ar.kernels.step` those with kernels of their own.
 
 Shape legend: R rows of the batch, K ids of a row (one, plus drafted ones), T tokens, S step columns, V vocabulary, W
 handoff fields, E width of step vectors, G code groups.

@@ -17,7 +17,7 @@ _WARP_COLUMNS = 256
 
 
 class HeldExperts(NamedTuple):
-    """expert_TK: each token's experts. Those from `first` on, `num_held` of them, are held."""
+    """expert_TK: each token's experts. This rank holds `num_held` experts from `first` on."""
 
     expert_TK: Tensor
     first: int
