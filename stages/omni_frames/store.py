@@ -45,13 +45,13 @@ class FrameStore:
         if not self._copier.ready:
             return False, {}
         planned = [(request, *part) for request in requests for part in self._plan(request)]
-        receipt = self._copier.copy([transfer for _, _, transfer in planned])
+        result = self._copier.copy([transfer for _, _, transfer in planned])
         for request, arrival, _ in planned:
-            arrival.after = receipt.end
+            arrival.after = result.end
             if arrival.taken == arrival.count:
                 request.arrivals.remove(arrival)
                 arrival.release()
-        failed = {r: receipt.failed[transfer] for r, _, transfer in planned if transfer in receipt.failed}
+        failed = {r: result.failed[transfer] for r, _, transfer in planned if transfer in result.failed}
         return bool(planned), failed
 
     def _plan(self, request: RequestT) -> list[tuple[ArrivedFrames, Transfer]]:

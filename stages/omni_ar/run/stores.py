@@ -82,11 +82,11 @@ class ConditioningStore:
                 room -= needed
                 taken.append((request, arrival))
                 transfers |= dict.fromkeys(self._place(request, arrival, needed), request)
-        receipt = self._copier.copy(list(transfers))
+        result = self._copier.copy(list(transfers))
         for _, arrival in taken:
-            arrival.message.release(receipt.end)
+            arrival.message.release(result.end)
         self._waiting = {request: None for request in self._waiting if request.step_arrivals}
-        failed = [(transfers[transfer], error) for transfer, error in receipt.failed.items()]
+        failed = [(transfers[transfer], error) for transfer, error in result.failed.items()]
         return list({request: None for request, _ in taken}), failed
 
     def _ready(self, request: ArRequest) -> Iterator[ArrivedConditioning]:
@@ -213,17 +213,17 @@ class EmbeddingStore:
                 failed[arrival] = error
             else:
                 copies |= dict.fromkeys(own, arrival)
-        receipt = self._copier.copy(list(copies))
-        failed |= {copies[copy]: error for copy, error in receipt.failed.items()}
+        result = self._copier.copy(list(copies))
+        failed |= {copies[copy]: error for copy, error in result.failed.items()}
         counts = Counter(copies.values())
         for arrival in ready:
             message, count = arrival.message, counts[arrival]
             whole = 0 < count == len(message.payload.tensors)
             if whole or arrival in failed:
-                message.release(receipt.end)
+                message.release(result.end)
             if arrival not in failed:
                 # The copies run on the stream that will read them, so the prompt need not wait for them.
-                copied = receipt.end if count else COMPLETED
+                copied = result.end if count else COMPLETED
                 made = ReadyEmbedding(tensors[arrival], copied, None if whole else message, message.source)
                 arrival.request.embeddings[arrival.key] = made
         self._waiting = [arrival for arrival in self._waiting if arrival not in ready]

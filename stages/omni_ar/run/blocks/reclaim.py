@@ -57,9 +57,9 @@ class Spiller:
     def _copy(self, pages: Tensor, slots: NDArray[np.int64]) -> tuple[Tensor, Event]:
         out = self._device.empty((slots.size, pages.shape[-1]), pages.dtype, self._stream)
         # A separate slice: later writes of the pages follow this copy on the stream, so they wait for no reader.
-        receipt = self._copier.copy([Transfer(PageSlice(pages, slots), out)])
-        receipt.check()
-        return out, receipt.end
+        result = self._copier.copy([Transfer(PageSlice(pages, slots), out)])
+        result.check()
+        return out, result.end
 
 
 @dataclass(slots=True, eq=False)
