@@ -81,7 +81,7 @@ class DenoiserBench:
         for index, codes_NG in enumerate(self._codes[:streams]):
             name = str(index)
             frames = Payload(CodeFrames(count=len(codes_NG)), {"codes": codes_NG})
-            self.worker.inbox.append(Open(name, SamplingParams(seed=index), frozenset(["frontend"]), rank=(0, index)))
+            self.worker.inbox.append(Open(name, SamplingParams(seed=index), frozenset(["frontend"]), order=(0, index)))
             self.worker.inbox.append(Feed(name, Payload(Voice(index=0)), COMPLETED))
             self.worker.inbox.append(Feed(name, frames, COMPLETED))
             self.worker.inbox.append(Ended(name, "frontend"))

@@ -88,8 +88,8 @@ class QueueCase:
     def _add(self, lengths: Iterable[int]) -> None:
         for length in lengths:
             number = next(self._numbers)
-            rank = (0, number)
-            request = ArRequest(str(number), SamplingParams(max_tokens=1_000_000), set(), rank)
+            order = (0, number)
+            request = ArRequest(str(number), SamplingParams(max_tokens=1_000_000), set(), order)
             request.prompt = Prompt(
                 columns=np.full((1, length), number, np.int64),
                 positions=np.arange(length)[None],

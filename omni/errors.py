@@ -45,7 +45,7 @@ def name_of(kind: type) -> str:
     return shortened(_NAME.__get__(kind))
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Type and message of any exception, `shortened`, for another error. Its `__str__` may raise, or return a `str` of its own."""
     try:
         text = str.__str__(str(error))
@@ -56,11 +56,11 @@ def said(error: BaseException) -> str:
     return shortened(f"{name_of(type(error))}: {text}")
 
 
-def plain(error: BaseException) -> BaseException:
+def printable_error(error: BaseException) -> BaseException:
     """The error, or, if it cannot be printed, an error with its type's name, text and traceback.
 
-    A plugin's exception, or one of its causes, may raise when its class or attributes are read: out of whatever handles it, logs
-    it or shows it to the user.
+    A plugin's exception, or one of its causes, may raise when its class or attributes are read: such an exception would end the
+    code that handles, logs or shows the first one.
     """
     try:
         isinstance(error, OmniError)
@@ -86,7 +86,7 @@ def exception_of(error: BaseException) -> Exception:
 
 
 def _readable(error: BaseException) -> Exception:
-    kind, _, text = said(error).partition(": ")
+    kind, _, text = error_text(error).partition(": ")
     readable: Exception = type(kind, (Exception,), {})(text)
     return readable.with_traceback(traceback_of(error))
 
@@ -205,12 +205,12 @@ class ReturnedError(ValueError):
         self.code = code
 
 
-def known(stage: str, doing: str, error: BaseException, code: object = None) -> OmniError:
+def as_omni_error(stage: str, doing: str, error: BaseException, code: object = None) -> OmniError:
     """The error itself if it is omni's own; any other as the cause of a StageError, which names the plugin, file and line.
 
     code: the called function, named if the error's traceback has no code of a plugin.
     """
-    error = plain(error)
+    error = printable_error(error)
     if isinstance(error, OmniError):
         return error
     failure = StageError(stage, doing, fault_of(error, code))
@@ -219,14 +219,14 @@ def known(stage: str, doing: str, error: BaseException, code: object = None) -> 
 
 
 def fault_of(error: BaseException, code: object = None) -> str:
-    """Type, message and origin of an exception of a plugin, as the problem of another error. code: as in `known`."""
+    """Type, message and origin of an exception of a plugin, as the problem of another error. code: as in `as_omni_error`."""
     if isinstance(error, ReturnedError):
         return with_place(str(error), origin(code=error.code) or origin(error))
-    return with_origin(said(error), error, code)
+    return with_origin(error_text(error), error, code)
 
 
 class plugin_call:  # a class, since a generator would take a microsecond more for each payload
-    """Runs plugin code for a request: any exception becomes an error of omni, by `known`.
+    """Runs plugin code for a request: any exception becomes an error of omni, by `as_omni_error`.
 
     stage: or the edge. code: the called function.
     """
@@ -243,7 +243,7 @@ class plugin_call:  # a class, since a generator would take a microsecond more f
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and not is_interrupt(error):  # a SystemExit or a library's panic too
-            raise known(self._stage, self._doing, error, self._code) from plain(error)
+            raise as_omni_error(self._stage, self._doing, error, self._code) from printable_error(error)
 
 
 @contextmanager
@@ -257,7 +257,7 @@ def errors_as(convert: Callable[[BaseException], OmniError | None]) -> Iterator[
     except OmniError:
         raise
     except BaseException as error:
-        given = plain(error)
+        given = printable_error(error)
         converted = None if is_interrupt(error) else convert(given)
         if converted is None:
             raise
@@ -265,7 +265,7 @@ def errors_as(convert: Callable[[BaseException], OmniError | None]) -> Iterator[
 
 
 def plugin_setup(field: str, remedy: str, code: object) -> AbstractContextManager[None]:
-    """`errors_as` a PluginError about `field`. code: as in `known`."""
+    """`errors_as` a PluginError about `field`. code: as in `as_omni_error`."""
     return errors_as(lambda error: plugin_error(field, fault_of(error, code), remedy))
 
 

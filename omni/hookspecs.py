@@ -102,8 +102,8 @@ def omni_pipeline_extensions() -> Sequence[PipelineExtension]:  # type: ignore[e
     """Changes of this plugin to the pipelines of other families. Called once, when plugins are loaded.
 
     Returns one `PipelineExtension` for each: the name by which users choose it (`Omni(extensions=["mood"])`, `omni run --with
-    mood`), and where to find a function `(Pipeline) -> Pipeline` that adds stages, edges and outputs or replaces them. None is
-    applied unless the user names it.
+    mood`), and where to find a function `(Pipeline) -> Pipeline` that adds stages, edges and outputs or replaces them. An extension
+    is applied only if the user names it.
 
     Example:
 

@@ -3,7 +3,7 @@
 The sender copies payloads into its pool on a stream of its own, which then writes their numbers into a board in host
 memory. So a piece travels while its copy runs, and no host waits for the other's event. On the same GPU a consumer
 reads small payloads in the pool itself; others, and all of another GPU, are copied by the receiver, over the peer
-connection. Nothing passes through the host. `omni.connector.pool` states who owns a range of the pool when.
+connection. No data passes through the host. `omni.connector.pool` has the owners of the pool's ranges.
 
 The pool is allocated once, outside of torch's allocator, exported once, and freed with the sender.
 """

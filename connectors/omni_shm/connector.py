@@ -1,7 +1,7 @@
 """The connector of two processes of a host, with any devices: a pool of shared memory, pinned at both ends.
 
 The sender copies payloads off its device into the pool, the receiver copies them onto its own. On the CPU a consumer
-reads small payloads in the pool itself. `omni.connector.pool` states who owns a range of the pool when.
+reads small payloads in the pool itself. `omni.connector.pool` has the owners of the pool's ranges.
 
 The memory has no name: it is reached through its descriptor in the sender's process, and freed with the last mapping.
 """

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypedDict
 
 import msgspec
 
-from omni.errors import InputError, OmniError, check_unicode, quoted, said, shortened
+from omni.errors import InputError, OmniError, check_unicode, error_text, quoted, shortened
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams, StructuredOutput
 
@@ -20,13 +20,13 @@ Requests: TypeAlias = Sequence[Messages]
 """Several chats."""
 
 Sampling: TypeAlias = SamplingParams | Mapping[str, SamplingParams] | None
-"""By stage; a single one is for `Pipeline.main_stage`."""
+"""Parameters by stage, or parameters of `Pipeline.main_stage` alone."""
 
 MAX_SAMPLES = 64
-"""Answers that one request may ask for."""
+"""Maximum of `n`, the number of answers to one request."""
 
 _LONGEST_TEXT = 4096
-"""Characters of a voice's name and of a cache salt: waiting requests keep them."""
+"""Maximum characters of a voice's name and of a cache salt, which waiting requests keep in memory."""
 _MOST_MODALITIES = 1000
 _PARAMETERS = SamplingParams.__struct_fields__
 
@@ -58,7 +58,7 @@ class GenerateArguments(TypedDict, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedArguments:
     """`GenerateArguments` with defaults filled in. prepared: `Pipeline.prepared` of the modalities. sampling: by stage. fields: by
-    stage, their name in errors. listened: as in `EngineRequest`."""
+    stage, their name in errors. has_listener: as in `EngineRequest`."""
 
     modalities: frozenset[str]
     prepared: frozenset[str]
@@ -70,7 +70,7 @@ class CheckedArguments:
     n: int = 1
     raw_prompt: bool = False
     max_prompt_tokens: int | None = None
-    listened: bool = True
+    has_listener: bool = True
 
 
 def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> CheckedArguments:
@@ -87,7 +87,7 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
             _check_text(voice, "voice", "give a voice's name")
             if "audio" not in prepared:
                 remedy = 'add "audio" to modalities, or leave voice out'
-                raise InputError("voice", "is given, but no audio is asked for", remedy)
+                raise InputError("voice", "needs audio among the modalities", remedy)
     with reading("priority"):
         remedy = "give an int; lower numbers are served first"
         priority = _integer(arguments.get("priority", 0), "priority", -(2**63), 2**63 - 1, remedy)
@@ -126,7 +126,7 @@ def reading(field: str) -> Iterator[None]:
     except OmniError:
         raise
     except Exception as error:
-        raise InputError(field, f"cannot be read: {said(error)}", "give plain Python values") from error
+        raise InputError(field, f"cannot be read: {error_text(error)}", "give plain Python values") from error
 
 
 def _modalities(pipeline: Pipeline, modalities: object) -> frozenset[str]:

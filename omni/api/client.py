@@ -10,7 +10,7 @@ from omni.api.owner import SWITCH_INTERVAL, OwnerProcess
 from omni.api.request import Deliver, RequestHandle, RequestPreparer, check_at_stages
 from omni.api.request_queue import RequestQueue
 from omni.api.serial_executor import SerialExecutor
-from omni.errors import InputError, StageError, known
+from omni.errors import InputError, StageError, as_omni_error
 from omni.media import Downloads
 
 _log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 class Client:
     """Front end, queue and engine of a model, and the handles that are not finished. A session's finalizer closes it. Nothing runs
-    before `start`. The executor makes every change, so an interrupted call (Ctrl-C) has asked for all of it or for nothing."""
+    before `start`. The executor makes every change, so an interrupted call (Ctrl-C) has requested all of its change or none."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.pipeline = loaded.pipeline
@@ -117,7 +117,9 @@ class Client:
                     step()
                 except BaseException as error:  # `close` raises it; the rest is closed anyway
                     if self._failure is None:
-                        self._failure = error if isinstance(error, Exception) else known("engine", "closing", error)
+                        self._failure = (
+                            error if isinstance(error, Exception) else as_omni_error("engine", "closing", error)
+                        )
                     else:
                         _log.error("a further part of the model could not be closed", exc_info=error)
         finally:

@@ -12,9 +12,10 @@ from omni.engine import Held
 from omni.frontend.base import Prepared
 
 _DEPTH = 8
-"""Depth of a chat, and of a prepared one: stages, payloads, a payload, its struct, placeholders, one of them, positions."""
+"""Nesting depth of a chat and of a prepared request: stages, payloads, a payload, its struct, placeholders, one of them,
+positions."""
 _LARGE = 4096
-"""Objects of at least so many bytes are counted once for all requests that hold them."""
+"""Objects of at least this number of bytes are counted once, even if several requests hold them."""
 
 
 def held_by(messages: object) -> Held:
@@ -49,7 +50,7 @@ def _leaves(value: object, depth: int) -> Iterator[tuple[object, int]]:
         case msgspec.Struct() if depth:
             for each in msgspec.structs.asdict(value).values():
                 yield from _leaves(each, depth - 1)
-        # Of a list of numbers there may be millions, which are not counted singly.
+        # A list may hold millions of numbers, so they are not counted one by one.
         case list() | tuple() if depth and not all(issubclass(kind, int | float) for kind in set(map(type, value))):
             for each in value:
                 yield from _leaves(each, depth - 1)

@@ -59,8 +59,8 @@ class HiddenStatesCall:
 class HiddenStatesArguments(TypedDict, total=False):
     """Keyword arguments of `hidden_states`.
 
-    stage: that keeps some (`<stage>.hidden_layers`, a setting of the model). Default: None, the one that writes the text.
-    layers: of those that it keeps. Default: None, all.
+    stage: one that keeps hidden states (the setting `<stage>.hidden_layers`). Default: None, the stage that writes the text.
+    layers: some of the layers that the stage keeps. Default: None, all of them.
     device: of the result, moved there from host memory: "cpu", "cuda" or "cuda:N". Default: None, the host.
     sampling: as of `generate`. Default: None, one token, so that the states are the prompt's alone.
     priority, cache_salt: as of `generate`.

@@ -40,8 +40,8 @@ from omni.process.select import runs_in_process
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A model ready to run; the engine is not started yet. options: of the front end. limit: of prompts. limits: the engine's, of
-    waiting requests."""
+    """A model ready to run; the engine is not started yet. options: of the front end. limit: of prompts. limits: the engine's
+    limits of waiting requests."""
 
     pipeline: Pipeline
     frontend: Frontend
@@ -77,7 +77,7 @@ def load(
     """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError.
 
     early: a process for the engine that runs already. It has ended when this returns an engine in a thread; if this raises, the
-    caller ends it. check: of the front end, before the weights are waited for; raises the errors of loading.
+    caller ends it. check: called with the front end before the wait for the weights; its errors are errors of loading.
     """
     options, _ = engine_options(layers)
     front, _ = frontend_options(layers)

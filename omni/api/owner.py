@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class SwitchInterval:
-    """The smallest interval that an open model asks for, and the program's own again when the last is closed. Any thread."""
+    """Sets the interpreter's switch interval to the smallest that an open model requests, and restores the program's own when the
+    last model is closed. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -46,14 +46,14 @@ Deliver = Callable[[float, Event], None]
 
 
 class Unread:
-    """Host memory of one answer's events between `deliver` and `took`. An answer beyond its limit is cancelled: what was made
-    before can be read, and then the error comes.
+    """Host memory of one answer's events between `deliver` and `took`. An answer beyond its limit is cancelled: its reader gets the
+    earlier events, then the error.
 
     `deliver` is for one thread at a time, and `took` for another one: each has a count of its own.
     """
 
     def __init__(self, put: Callable[[float, Event], None], most: int) -> None:
-        """put: into the queue of the reader. most: bytes."""
+        """put: adds an item to the reader's queue. most: the limit in bytes."""
         self._put = put
         self._most = most
         self._delivered = 0
@@ -64,7 +64,7 @@ class Unread:
 
     def deliver(self, at: float, event: Event) -> None:
         if isinstance(event, RequestFinished | RequestFailed):
-            # It refers to the caller of this method.
+            # `cancel` refers to the caller of this method: a reference cycle.
             self.cancel = _no_effect
             self._put(at, event)
         elif not self._full:
@@ -191,7 +191,7 @@ class Request:
     error: OmniError | None = None
     id: str = field(init=False)
     samples: tuple[str, ...] = field(init=False)
-    """Handles' ids, in order."""
+    """Ids of the handles, in order."""
     to_download: deque[RemoteMedia] = field(init=False)
     downloads: dict[str, Future[bytes]] = field(default_factory=dict)
     downloaded: dict[str, bytes] = field(default_factory=dict)
@@ -310,7 +310,7 @@ class RequestPreparer:
                 priority=arguments.priority,
                 cache_salt=arguments.cache_salt,
                 sample_index=sample,
-                listened=arguments.listened,
+                has_listener=arguments.has_listener,
                 rules={} if remote else self.compiler.host_rules(compiled),
                 text_rules=compiled.rules if remote else {},
             )

@@ -12,8 +12,8 @@ from queue import SimpleQueue
 
 from omni.api.request import PreparedRequest, Request, RequestHandle, RequestPreparer
 from omni.api.serial_executor import SerialExecutor
-from omni.engine import Admission, EngineOptions, Ranked, Rejected
-from omni.errors import OmniError, OverloadedError, StageError, known
+from omni.engine import Admission, EngineOptions, PriorityQueue, Rejected
+from omni.errors import OmniError, OverloadedError, StageError, as_omni_error
 from omni.frontend.messages import RemoteMedia
 from omni.media import Downloads
 
@@ -64,8 +64,9 @@ class PreparingThread:
 
 
 class _UnderWay(threading.local):
-    """Effects that a thread is calling. Effects that follow from one are called after it, not inside it: an engine that has ended
-    refuses a request at once, which submits the next one, and so on, which would recurse for every waiting request."""
+    """The effects that a thread calls, one after the other. An effect that follows from another one is called after it, not inside
+    it. Otherwise an ended engine, whose refusal of a request submits the next one, would cause a recursion through all waiting
+    requests."""
 
     effects: "deque[Effect] | None" = None
 
@@ -104,10 +105,10 @@ class RequestQueue:
         """Handles of answers that the engine has."""
         self._waiting: dict[str, Request] = {}
         """By handle, of answers that the engine does not have yet."""
-        self._to_download: Ranked[Request] = Ranked()
+        self._to_download: PriorityQueue[Request] = PriorityQueue()
         self._fetching = 0
-        self._short: Ranked[Request] = Ranked()
-        self._long: Ranked[Request] = Ranked()
+        self._short: PriorityQueue[Request] = PriorityQueue()
+        self._long: PriorityQueue[Request] = PriorityQueue()
         self._closed = False
         self._threads = [PreparingThread(i, self._work, only_short=i == THREADS) for i in range(THREADS + 1)]
         *long, short = self._threads
@@ -143,13 +144,13 @@ class RequestQueue:
             thread.end()
 
     def join_threads(self) -> None:
-        """Waits for the threads. Those that a library keeps busy for longer are left alone."""
+        """Waits for the threads, up to a limit: a library may keep one busy for longer."""
         until = time.monotonic() + _GRACE_SECONDS
         for thread in self._threads:
             thread.join(until - time.monotonic())
 
     def _change(self, change: Callable[[], Iterable[Effect]]) -> None:
-        """Applies the change, and all that it makes possible."""
+        """Applies the change, then starts all work that it makes possible."""
         with self._lock:
             effects = list(change())
             if not self._closed:
@@ -181,14 +182,14 @@ class RequestQueue:
             return _cancels(request, error)
         self._waiting |= dict.fromkeys(request.handles, request)
         if request.remote:
-            self._to_download.add(request.id, self._admission.rank(request.id), request)
+            self._to_download.add(request.id, self._admission.order(request.id), request)
         else:
             self._queue(request)
         return self._reject(rejected)
 
     def _queue(self, request: Request) -> None:
         queue = self._short if request.short else self._long
-        queue.add(request.id, self._admission.rank(request.id), request)
+        queue.add(request.id, self._admission.order(request.id), request)
 
     def _begin_downloads(self) -> Iterable[Effect]:
         while (request := self._to_download.first()) is not None:
@@ -217,7 +218,7 @@ class RequestQueue:
             return []
         error = CancelledError() if future.cancelled() else future.exception()
         if error is not None:
-            return self._abort(request, known("frontend", "downloading", error))
+            return self._abort(request, as_omni_error("frontend", "downloading", error))
         request.downloaded[url] = future.result()
         if len(request.downloaded) == len(request.remote):
             request.downloads.clear()
@@ -232,7 +233,7 @@ class RequestQueue:
         while True:
             short, long = self._short.first(), self._long.first()
             queued = [each for each in (short, long) if each]
-            first = min(queued, key=lambda each: self._admission.rank(each.id), default=None)
+            first = min(queued, key=lambda each: self._admission.order(each.id), default=None)
             for request, idle in ((short, self._idle[True]), (first, self._idle[False])):
                 if request is not None and idle and self._admission.may_grow(request.arguments.priority):
                     (self._short if request.short else self._long).remove(request.id)
@@ -246,7 +247,7 @@ class RequestQueue:
         try:
             outcome = self._prepare(request)
         except BaseException as error:  # a library's panic too: it is reported, and the thread is free again
-            outcome = known("frontend", "preparing the request", error)
+            outcome = as_omni_error("frontend", "preparing the request", error)
         self._change(partial(self._take_prepared, thread, request, outcome))
 
     def _prepare(self, request: Request) -> PreparedRequest | None:

@@ -28,7 +28,7 @@ class StageMetrics:
 
     @property
     def drafts(self) -> DraftCounts:
-        """Speculative decoding: of the request's drafts, in steps that verified any."""
+        """Speculative decoding: counts of the request's drafts, over the steps that verified any."""
         return DraftCounts.of(self.counts)
 
 

@@ -75,7 +75,7 @@ class Session:
             timeline=timeline,
             place=place,
         )
-        # Plugins that are given may serve the model otherwise than the installed ones, which the process would import.
+        # The process would import the installed plugins; the given ones may serve the model differently.
         early = start_early(model, layers, family) if plugins is None else None
         loaded: Loaded | None = None
         client: Client | None = None

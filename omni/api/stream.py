@@ -15,7 +15,7 @@ from omni.api.client import Client
 from omni.api.request import Event, RequestHandle, Unread, read_request, split_requests
 from omni.api.request_output import RequestOutput
 from omni.api.results import Output, Result
-from omni.errors import InputError, OmniError, StageError, known, plugin_call
+from omni.errors import InputError, OmniError, StageError, as_omni_error, plugin_call
 from omni.pipeline import FRONTEND
 from omni.utils.interrupts import is_interrupt
 
@@ -46,7 +46,7 @@ class GenerateCall:
         Raises InputError, StageError when closed, ForkError in a forked process.
         """
         client.check_open()
-        checked = replace(check_arguments(client.pipeline, arguments), listened=not keep)
+        checked = replace(check_arguments(client.pipeline, arguments), has_listener=not keep)
         client.check(checked, may_wait=may_wait)
         requests, self.many = split_requests(messages)
         if checked.raw_prompt and not all(isinstance(each, str) for each in requests):
@@ -95,7 +95,7 @@ class GenerateCall:
         except BaseException as error:  # a SystemExit of a text decoder would end the program
             if is_interrupt(error):
                 raise
-            failure = known("frontend", "decoding text", error)
+            failure = as_omni_error("frontend", "decoding text", error)
             self._client.executor.submit(partial(self._handles[index].cancel, failure))
             output = answer.end(at, failure)
         if output is not None and output.finished:
@@ -124,7 +124,8 @@ class GenerateCall:
 
     def abandon_with(self, stream: object) -> None:
         """Cancels the unfinished answers when `stream` is garbage collected."""
-        # Not a method of the call: its outputs have errors, whose frames may refer to the stream, which would stay for ever.
+        # Not a method of the call: it would keep the call's outputs, and the frames of their errors may refer to the stream, which
+        # would then never be collected.
         weakref.finalize(stream, _abandon, self._client, self._handles).atexit = False
 
     def _cancel(self) -> None:

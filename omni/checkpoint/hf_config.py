@@ -8,21 +8,16 @@ import transformers
 from transformers import PreTrainedConfig
 
 from omni.errors import CheckpointError, shortened
-from omni.utils.docstrings import written_docstring
+from omni.utils.docstrings import docstrings_skipped
 from omni.utils.quiet import quiet
 
 _FIELD = re.compile(r"Validation error for field '([^']+)'")
 
 
 def config_class(name: str) -> type[PreTrainedConfig]:
-    """A config class of transformers, by its name. Its docstring is as it is written, if this is the first import of the class: to
-    generate the rest, transformers 5.17 imports its generation code, which takes seconds of a start."""
-    utils = vars(transformers.utils)
-    generates, utils["auto_docstring"] = utils["auto_docstring"], written_docstring
-    try:
+    """A config class of transformers, by its name; without the generated part of its docstring, if this is its first import."""
+    with docstrings_skipped(transformers):
         found: type[PreTrainedConfig] = getattr(transformers, name)
-    finally:
-        utils["auto_docstring"] = generates
     return found
 
 

@@ -40,7 +40,7 @@ def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -
     starts: dict[str, set[int | str]] = defaultdict(set)
     for weight, place in stacked_destinations(module).items():
         if place.cut is not None:
-            # Ranks that hold different weights whole differ in those that they lack.
+            # Identifies the part of this rank: the start of its cut, or the weights that it lacks.
             starts[place.parameter].add(weight if place.empty else place.cut.start)
     absent = any(isinstance(part, Absent) for part in module.modules())
     with torch.inference_mode():
@@ -51,7 +51,7 @@ def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
             if starts or absent:
-                # The draws for the parameters before differ from rank to rank, in number too.
+                # The number of earlier draws differs among ranks, so each parameter has a seed of its own.
                 own = f"{seed} {name} {sorted(starts.get(name, ()), key=str)}"
                 generators[device].manual_seed(zlib.crc32(own.encode()))
             init(name, parameter, generators[device])

@@ -48,7 +48,7 @@ class Table:
         return index
 
     def floats(self, name: str, shape: tuple[int | None, ...], fewest: int = 1) -> Tensor:
-        """The entry as real, finite numbers in float32. shape: None stands for any size of at least `fewest`."""
+        """The entry as real, finite numbers in float32. shape: None is any size of at least `fewest`."""
         tensor, field = self._entry(name), f"{self._field}.{name}"
         if not isinstance(tensor, Tensor):
             raise CheckpointError(field, f"is a {type(tensor).__name__}, not a tensor", RESTORE_FILE)
@@ -59,7 +59,7 @@ class Table:
         if tensor.dim() != len(shape) or not all(a >= fewest if b is None else a == b for a, b in sizes):
             expected = ", ".join(f"at least {fewest}" if size is None else str(size) for size in shape)
             raise CheckpointError(field, f"is {list(tensor.shape)}, not [{expected}]", RESTORE_FILE)
-        # A few bytes can declare a tensor of any size, or an empty one.
+        # A file of a few bytes can declare a tensor of any size, or an empty one.
         if tensor.device.type != "cpu" or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise CheckpointError(field, "has fewer numbers in the file than its shape", RESTORE_FILE)
         numbers = tensor.detach().float()
@@ -83,7 +83,7 @@ def read_table(path: Path, what: str) -> Table:
         try:
             entries = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
-            # The unpickler raises almost any error for a damaged file, and torch's message advises to execute it.
+            # For a damaged file the unpickler raises errors of many types, and torch's message recommends executing it.
             problem = f"is damaged, or holds more than tensors, numbers and texts ({type(error).__name__})"
             raise CheckpointError(path.name, problem, "download it again") from error
     return Table(path.name, entries, what)

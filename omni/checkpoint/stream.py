@@ -21,7 +21,7 @@ from omni.device import Device, HostRing, HostSlot, Stream, SyncPoint, may_sync
 from omni.errors import CheckpointError
 
 WINDOW_BYTES = 16 << 20
-# One thread reads more slowly than a device copies. The slots beyond the number of readers are being copied.
+# One thread reads more slowly than a device copies. Slots beyond the number of readers hold extents that are being copied.
 _READERS = 4
 _SLOTS = 6
 # Wanted columns of a row that are read together with the others of the row. Longer ones are read alone.

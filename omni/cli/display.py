@@ -19,7 +19,7 @@ class Display:
 
     def __init__(self, text_stage: str | None, samples: int = 1, *, to_stderr: bool = False) -> None:
         self.problem: OSError | None = None
-        """The error that text could not be written for. Later text is not shown."""
+        """The error of writing text, if any. Later text is not shown."""
         self._text_stage = text_stage
         self._samples = samples
         self._to_stderr = to_stderr

@@ -113,9 +113,9 @@ def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport
         own = {
             place: loaded | sketch(target, place) if placement.followed(place) else loaded for place in placement.places
         }
-    # A plugin's model may raise anything on the meta device: the rest of the report stands.
+    # A plugin's model may raise anything on the meta device; the rest of the report remains valid.
     except Exception as error:
-        # A start refuses such settings too, as those of a cut. Memory of the host may be there where it starts.
+        # A start would refuse these settings too. A lack of host memory is different: the machine of the start may have more.
         if isinstance(error, ConfigError) and not isinstance(error, NoRoomError):
             raise
         problem = f"unknown: {type(error).__name__}: {error}"

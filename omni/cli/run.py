@@ -16,7 +16,7 @@ from omni.errors import InputError, OmniError, quoted
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.timeline.file import REMEDY
-from omni.utils.files import real, why_not
+from omni.utils.files import real, write_problem
 
 _DEFAULT_OUT = "out.wav"
 """File for the speech, by default."""
@@ -43,7 +43,7 @@ class RunArguments:
 
     @property
     def speech_option(self) -> str:
-        """The option by which speech is asked for: `--raw` streams it to stdout by default."""
+        """The option that requests speech: `--raw` streams it to stdout by default."""
         return "--raw" if self.raw and self.out == "-" else "--out"
 
     @property
@@ -87,7 +87,7 @@ def answer(arguments: RunArguments) -> None:
                 answers[output.sample].take(output)
                 if not _wanted(arguments, display, answers):
                     _raise_first(arguments, display, answers)
-        # Before the model is closed: a timeline that cannot be written then takes no answer away.
+        # Before the model is closed, so that a timeline that cannot be written costs no answer.
         for each in answers:
             each.report(speaks=speaks)
     _raise_first(arguments, display, answers)
@@ -100,7 +100,7 @@ class _Answer:
         """speech: None if it cannot be written, which matters only if the model speaks. raw: whether it has no header."""
         self.error: OmniError | None = None
         self.lost: OmniError | None = None
-        """The error that its speech could not be written for."""
+        """The error of writing its speech, if any."""
         self._name = name
         self._speech = speech
         self._raw = raw
@@ -179,18 +179,18 @@ def _raise_first(arguments: RunArguments, display: Display, answers: list[_Answe
 
 
 def _modalities(arguments: RunArguments, gives: tuple[str, ...]) -> tuple[str, ...]:
-    """The modalities asked for, by default all of the model."""
+    """The requested modalities, by default all of the model."""
     wanted = gives if arguments.modalities is None else arguments.modalities
     if arguments.out is not None and "audio" not in wanted:
         remedy = "ask a model that speaks for audio, or leave it out"
-        raise InputError(arguments.speech_option, "is given, but no audio is asked for", remedy)
+        raise InputError(arguments.speech_option, "needs audio among the modalities", remedy)
     return wanted
 
 
 def _check_timeline(arguments: RunArguments) -> None:
     if arguments.timeline is None:
         return
-    problem = why_not(arguments.timeline)
+    problem = write_problem(arguments.timeline)
     if problem is not None:
         raise InputError("--timeline", problem, REMEDY)
     if arguments.modalities is not None and "audio" not in arguments.modalities:

@@ -130,6 +130,6 @@ def _options(arguments: ServeArguments) -> "ServeOptions":
 
 
 def _name_of(model: str) -> str:
-    """A hub id is the name; of a folder its last part is."""
+    """The model's name: a hub id as given, or the last part of a folder's path."""
     path = Path(model)
     return path.resolve().name if path.exists() else model

@@ -18,7 +18,7 @@ from omni.cli.streams import is_closed
 from omni.errors import InputError
 from omni.media import save_wav
 from omni.timeline.file import REMEDY
-from omni.utils.files import is_special, why_not
+from omni.utils.files import is_special, write_problem
 
 STDOUT = 1
 _NAMES = {"-": STDOUT, "/dev/stdout": STDOUT, "/dev/stderr": 2}
@@ -100,7 +100,7 @@ class WavStream:
 
 
 def descriptor_of(name: str) -> int | None:
-    """The open descriptor that a name stands for: `-`, `/dev/stdout`, `/dev/fd/3`. None for any other."""
+    """The open descriptor of a name: `-`, `/dev/stdout`, `/dev/fd/3`. None for any other."""
     match = _DESCRIPTOR.fullmatch(name)
     return int(match[1]) if match else _NAMES.get(name)
 
@@ -113,7 +113,7 @@ def speech_to(name: str, sample: int, samples: int, *, raw: bool = False) -> Spe
         if raw:
             raise InputError("--raw", f"is given, and {name} is a file", "leave out --out, and redirect stdout")
         path = numbered(Path(name), sample, samples)
-        problem = why_not(path)
+        problem = write_problem(path)
         if problem is not None:
             raise InputError("--out", problem, REMEDY)
         return WavFile(path)

@@ -11,7 +11,7 @@ _closed: set[int] = set()
 
 def reopen_closed_streams() -> None:
     """Opens the null device for closed streams: otherwise the next opened file would get the stream's number and output. From now
-    on output that cannot be written to stderr is dropped, so that it costs no answer."""
+    on, output that stderr does not take is dropped, so that no answer is lost."""
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
         if stream is None:
             _closed.add(number)

@@ -15,10 +15,10 @@ from omni.timeline.report import make_report, report_lines
 def check_options(picture: Path | None, drawing: Mapping[str, object], *, as_json: bool) -> None:
     """Raises InputError for options of a picture without one, and of a report with a picture. drawing: by name, as given."""
     if picture is not None and as_json:
-        raise InputError("--json", "is for the report, and a picture is asked for", "leave one of them out")
+        raise InputError("--json", "applies to the report, not to a picture", "leave one of them out")
     for name, value in drawing.items():
         if picture is None and value is not None:
-            raise InputError(name, "is for a picture, and none is asked for", "give --picture FILE too")
+            raise InputError(name, "applies to a picture", "give --picture FILE too")
 
 
 def show(path: Path, *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from omni.config.layer import SettingsLayer
-from omni.errors import ConfigError, OmniError, fault_of, said
+from omni.errors import ConfigError, OmniError, error_text, fault_of
 from omni.utils.interrupts import is_interrupt
 
 
@@ -42,12 +42,12 @@ class Draft:
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            refused = self._refused(said(error), list(origins))
+            refused = self._refused(error_text(error), list(origins))
             field = ", ".join(origins[path].name(path) for path in refused)
             if isinstance(error, ValueError | TypeError):
                 remedy = "use a value in the range it names" if len(refused) == 1 else "use values that go together"
                 raise ConfigError(field, str(error), remedy) from error
-            # Not a supported way to refuse a value: the author of the options may not have expected it.
+            # Options refuse values by OmniError, ValueError or TypeError; any other error may be a bug of their author.
             problem = f"{self.type.__name__} cannot be made with this value: {fault_of(error)}"
             remedy = f"use another value; if it is right, correct {self.type.__name__}.__post_init__"
             raise ConfigError(field, problem, remedy) from error

@@ -115,7 +115,7 @@ class Sender(Protocol):
 
     @property
     def address(self) -> object:
-        """Information that the receiver needs to reach this end. Beyond `Reach.PROCESS` a `msgspec.Struct`."""
+        """The receiver's information for reaching this end. Beyond `Reach.PROCESS` a `msgspec.Struct`."""
         ...
 
     def send(self, payload: Payload, ready: Event) -> Ref:
@@ -126,7 +126,7 @@ class Sender(Protocol):
         ...
 
     def peer_lost(self) -> None:
-        """The receiver's process has ended: nothing reads the payloads that it had any more. A new one may follow."""
+        """The receiver's process has ended, so its payloads have no reader. A new receiver may follow."""
         ...
 
     def close(self) -> None:
@@ -172,8 +172,8 @@ class Receiver(Protocol):
         ...
 
     def discard(self, piece: object) -> None:
-        """Gives up a piece, the first or a later one, of a payload that no consumer wants any more, or that `receive`
-        or `add` has failed for."""
+        """Gives up a piece, the first or a later one, of a payload without a consumer, or after `receive` or `add` has failed for
+        the payload."""
         ...
 
     def tick(self) -> None:

@@ -110,8 +110,8 @@ def whole(part: Part) -> Piece:
 
 
 class ByteMemory:
-    """Memory as bytes (uint8 `[n]`), and tensors in it. Those of one memory share its views in their dtypes: each view
-    costs the host a microsecond."""
+    """Memory as bytes (uint8 `[n]`), and tensors in it. Tensors of one dtype share one view of the memory: a further view costs the
+    host a microsecond."""
 
     __slots__ = ("_base", "_typed")
 

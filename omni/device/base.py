@@ -224,8 +224,8 @@ class Device(ABC):
         """Makes later phases on `stream` run after `event`. No stage may wait for another stage's unfinished work."""
 
     def wait_remote(self, stream: Stream, event: Event) -> None:  # noqa: B027
-        """Makes later phases on `stream` run after `event`, which another process brings about. Without effect where the phase that
-        reads what comes waits for it itself (on the CPU), or the device does (CUDA)."""
+        """Makes later phases on `stream` run after `event`, which another process completes. No effect where the reading phase
+        itself waits (on the CPU), or the device does (CUDA)."""
 
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
         """A context in which torch enqueues its work on `stream`."""
@@ -332,8 +332,8 @@ class Device(ABC):
         return LaunchList(name, tuple(launches))
 
     def defer_captures(self) -> None:
-        """From now on, `capture` may defer what need not run first, to `capture_deferred` or to the first replay. Not for a device
-        with launches whose capture other processes take part in."""
+        """From now on, `capture` may leave captures to `capture_deferred` or to the first replay, if their phases need not run
+        before. Not for a device whose captures involve other processes, as collectives do."""
         self._defers = True
 
     def capture_deferred(self) -> bool:

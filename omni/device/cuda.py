@@ -23,12 +23,12 @@ _capturing = threading.Lock()
 
 
 _POOLED_STREAMS = 32
-"""Streams of one priority that torch has on a device, and gives out in turn."""
+"""Number of streams of one priority in torch's pool for a device, which torch hands out in turn."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class CudaStream:
-    """pool: the memory that graphs of the stream share. captured: names of the phases of each graph captured so far, whatever their
+    """pool: the memory that graphs of the stream share. captured: names of the phases of each graph captured so far, with any
     buffers."""
 
     name: str
@@ -150,7 +150,7 @@ class CudaDevice(Device):
         return graph
 
     def capture_deferred(self) -> bool:
-        """Of each stream in turn the one that was deferred last: it has the smallest size, which a single request needs."""
+        """The streams take turns, each with its last deferred capture: that of the smallest size, which a single request needs."""
         while self._deferred:
             stream = next(iter(self._deferred))
             graphs = self._deferred.pop(stream)
@@ -180,7 +180,7 @@ class CudaDevice(Device):
                     observer.end()
 
     def _capture_now(self, stream: CudaStream, graph: CudaGraph) -> None:
-        """Its buffers hold the values of requests now, so it must not run for its capture."""
+        """The buffers hold values of requests now, so the phases must not run before their capture."""
         try:
             graph.parts = graph.context.run(self._captured, stream, graph.name, graph.launches)
         except Exception as error:

@@ -13,7 +13,7 @@ class SyncPoint(Enum):
     CAPTURE = "a graph is captured when nothing of its first run is left; only before the engine takes requests"
     MEASURE = "the memory of a step is known after it; only before the engine takes requests"
     FREE_MEMORY = "memory in use by work under way is not free; only before the engine takes requests"
-    CLOSE = "memory is freed when nothing uses it any more; the engine takes no requests then"
+    CLOSE = "unused memory is freed; the engine takes no requests then"
     CLOSE_STAGE = "work of a stage that is closed after a fault may still read payloads; once, at that fault"
     RANKS = "the ranks of a stage are connected once each has a result of the others; once, at start"
     TABLES = "constant tables are made on the host and move at their first use on a device, once in the life of a model"

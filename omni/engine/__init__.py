@@ -15,7 +15,7 @@ from omni.engine.placement import (
     check_set_places,
     device_of,
 )
-from omni.engine.ranked import Ranked
+from omni.engine.priority_queue import PriorityQueue
 from omni.engine.request import (
     EngineOutput,
     EngineRequest,
@@ -42,7 +42,7 @@ __all__ = [
     "PipelineFunction",
     "Placement",
     "Plan",
-    "Ranked",
+    "PriorityQueue",
     "Rejected",
     "RequestFailed",
     "RequestFinished",

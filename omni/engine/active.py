@@ -49,7 +49,7 @@ class ActiveRequest:
             credit.close()
 
     def needs(self, place: str) -> str | None:
-        """A stage in the engine on a place that this part of the request still sends to or receives from."""
+        """A stage in the engine on `place` to which this part of the request still sends, or from which it still receives."""
         ends = [(out.edge.consumer, out.closed) for out in self.outs.values()]
         ends += [(arriving.edge.producer, arriving.closed) for arriving in self.ins.values()]
         return next((stage for stage, closed in ends if not closed and self.request.places.get(stage) == place), None)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from omni.engine.ranked import Rank, Ranked
+from omni.engine.priority_queue import PriorityQueue, ServingOrder
 from omni.errors import OverloadedError
 
 T = TypeVar("T")
@@ -17,12 +17,12 @@ Held = Sequence[tuple[object, int]]
 class WaitingRequest(Generic[T]):
     """A request that is not at the stages yet and holds host memory only.
 
-    rank: priority and arrival number. held: its host memory. ready: whether it can be admitted.
+    order: priority and arrival number. held: its host memory. ready: whether it can be admitted.
     """
 
     key: str
     item: T
-    rank: Rank
+    order: ServingOrder
     held: Held = ()
     ready: bool = True
 
@@ -80,10 +80,10 @@ class Admission(Generic[T]):
         self._numbers = itertools.count()
         self._ledger = Ledger()
         self._waiting: dict[str, WaitingRequest[T]] = {}
-        self._last: Ranked[WaitingRequest[T]] = Ranked()
+        self._last: PriorityQueue[WaitingRequest[T]] = PriorityQueue()
         """All waiting requests, the least urgent first."""
-        self._ready: Ranked[WaitingRequest[T]] = Ranked()
-        self._last_ready: Ranked[WaitingRequest[T]] = Ranked()
+        self._ready: PriorityQueue[WaitingRequest[T]] = PriorityQueue()
+        self._last_ready: PriorityQueue[WaitingRequest[T]] = PriorityQueue()
 
     @property
     def waiting(self) -> int:
@@ -98,9 +98,9 @@ class Admission(Generic[T]):
     def __contains__(self, key: str) -> bool:
         return key in self._waiting
 
-    def rank(self, key: str) -> Rank:
+    def order(self, key: str) -> ServingOrder:
         """Priority and arrival number of a waiting request."""
-        return self._waiting[key].rank
+        return self._waiting[key].order
 
     def join(
         self, key: str, item: T, priority: int = 0, active: int = 0, held: Held = (), *, ready: bool = True
@@ -156,7 +156,7 @@ class Admission(Generic[T]):
         memory. A more urgent request is prepared anyway: the least urgent one is rejected for it.
         """
         last = self._last_ready.first()
-        return self._max_bytes is None or self.held_bytes < self._max_bytes or last is None or last.rank[0] > priority
+        return self._max_bytes is None or self.held_bytes < self._max_bytes or last is None or last.order[0] > priority
 
     def next(self, active: int) -> WaitingRequest[T] | None:
         """The request to admit now, if any. It stays in the queue until `leave`."""
@@ -189,7 +189,7 @@ class Admission(Generic[T]):
         removed: list[Rejected[T]] = []
         while (error := short()) is not None:
             last = self._last.first()
-            if last is None or last.rank[0] <= newcomer.rank[0]:
+            if last is None or last.order[0] <= newcomer.order[0]:
                 break
             self._remove(last)
             removed.append(Rejected(last, _rejection(error)))
@@ -216,12 +216,12 @@ class Admission(Generic[T]):
         return None
 
     def _add(self, request: WaitingRequest[T]) -> None:
-        priority, number = request.rank
+        priority, number = request.order
         self._ledger.add(request.held)
         self._waiting[request.key] = request
         self._last.add(request.key, (-priority, -number), request)
         if request.ready:
-            self._ready.add(request.key, request.rank, request)
+            self._ready.add(request.key, request.order, request)
             self._last_ready.add(request.key, (-priority, -number), request)
 
     def _remove(self, request: WaitingRequest[T]) -> None:

@@ -175,9 +175,7 @@ def build_engine(
     cut = CutStages()
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
-        timeline = None
-        if options.timeline is not None:
-            timeline = TimelineFile(options.timeline, device, tuple(own), take_timeline)
+        timeline = _timeline_file(options, device, own, take_timeline)
         # All before the first weights: after those the ranks are seconds or minutes apart.
         cut = CutStages.open(placement, here, device.torch_device, rank_ends)
         started = _start(
@@ -206,14 +204,7 @@ def build_engine(
         is_held=command_queue.holds if command_queue is not None else _never,
         listeners=listeners,
     )
-    stage_order = None
-    if by_slack is not None:
-        speaking = sound_stages(plan.pipeline)
-        stage_order = StageOrder(tuple(started.workers), speaking, by_slack, ample=options.ample_slack)
-    for ranks in cut.ranks.values():
-        if ranks.channel.descriptor is not None:
-            assert command_queue is not None, "ranks are in processes"
-            command_queue.watch(ranks.channel.descriptor)
+    _watch_ranks(cut, command_queue)
     if timeline is not None:
         timeline.start()
     return Engine(
@@ -224,7 +215,7 @@ def build_engine(
         memory=started.memory,
         timeline=timeline,
         command_queue=command_queue,
-        stage_order=stage_order,
+        stage_order=_stage_order(plan.pipeline, started.workers, by_slack, options),
         report=started.report,
         cut=cut,
     )
@@ -240,6 +231,29 @@ def _open_ends(pipeline: Pipeline, plugins: Plugins, placement: Placement, here:
     selector, led = ConnectorSelector(plugins), placement.on(here) - placement.followed(here)
     edges = [*selector.open_edges(pipeline, placement, here), *selector.open_outputs(pipeline, led, here)]
     return EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+
+
+def _timeline_file(
+    options: EngineOptions, device: Device, stages: Sequence[str], take: Callable[[Trace], object] | None
+) -> TimelineFile | None:
+    return TimelineFile(options.timeline, device, tuple(stages), take) if options.timeline is not None else None
+
+
+def _stage_order(
+    pipeline: Pipeline, workers: Mapping[str, StageWorker], listeners: Listeners | None, options: EngineOptions
+) -> StageOrder | None:
+    """listeners: None if stages do not schedule by slack."""
+    if listeners is None:
+        return None
+    return StageOrder(tuple(workers), sound_stages(pipeline), listeners, ample=options.ample_slack)
+
+
+def _watch_ranks(cut: CutStages, command_queue: CommandQueue | None) -> None:
+    """The messages of other ranks end a wait of the loop."""
+    for ranks in cut.ranks.values():
+        if ranks.channel.descriptor is not None:
+            assert command_queue is not None, "ranks are in processes"
+            command_queue.watch(ranks.channel.descriptor)
 
 
 def _scheduling(options: EngineOptions, device: Device) -> str:

@@ -13,7 +13,7 @@ from omni.stage import StageUsage
 
 class EngineClient(Protocol):
     """The interface of a model's engines to callers: an `Engine` in this process, or an `omni.process.EngineGroup`. See `Engine`
-    for the methods; any thread may call them. Only `start` precedes `submit`."""
+    for the methods; any thread may call them. `start` comes before the first `submit`."""
 
     @property
     def memory(self) -> Mapping[str, StageMemory]: ...

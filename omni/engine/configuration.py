@@ -52,7 +52,7 @@ def _with_hidden_states(pipeline: Pipeline) -> Pipeline:
 
 
 def _settable(stage: Stage) -> msgspec.Struct:
-    """The stage's options and, in a struct derived from theirs, what users set beside them."""
+    """The stage's options, in a struct derived from theirs that adds the settings of every stage."""
     options = type(stage.options)
     fields = [field for field in _STAGE_SETTINGS if field[0] not in options.__struct_fields__]
     own = {

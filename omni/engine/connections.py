@@ -41,7 +41,7 @@ class PeerConnections:
         self._abort = abort
         self._is_coming = is_coming
         self._connecting: dict[str, ConnectPeer] = {}
-        """By place, until the engine there has said hello."""
+        """By place, until the hello of the engine there has arrived."""
         self._connected: dict[str, ConnectPeer] = {}
 
     def connect(self, command: ConnectPeer) -> None:
@@ -55,7 +55,7 @@ class PeerConnections:
             self._connecting.pop(command.place).on_connected(error)
 
     def take(self) -> bool:
-        """Takes the messages of other engines, and loses those whose link has ended. Returns whether there were any."""
+        """Takes the messages of other engines, and forgets engines whose link has ended. Returns whether there were any."""
         messages = self._ends.take()
         for place, message in messages:
             match message:

@@ -26,7 +26,7 @@ class CutStages:
 
     @classmethod
     def open(cls, placement: Placement, place: str, device: torch.device, ends: Mapping[str, RankEnds]) -> "CutStages":
-        """Those of a place. ends: by stage. Waits for the engines of the other ranks."""
+        """The cut stages of a place. ends: by stage. Waits for the engines of the other ranks."""
         opened: dict[str, Ranks] = {}
         # By the place of the other engine: rank 0 of all stages that share one is in the same engine.
         counters = defaultdict[str, MessageCounter](MessageCounter)
@@ -42,14 +42,14 @@ class CutStages:
 
     @classmethod
     def alone(cls, placement: Placement, place: str | None = None) -> "CutStages":
-        """Those of a place, without the others: for shapes and footprints. place: None for rank 0 of every stage."""
+        """The cut stages of a place, without the other ranks: for shapes and footprints. place: None for rank 0 of every stage."""
         numbers = dict.fromkeys(placement.ranks, 0) if place is None else placement.ranks_on(place)
         layouts = placement.layouts
         return cls({stage: silent_ranks(rank, layouts[stage]) for stage, rank in numbers.items()}, layouts)
 
     @property
     def silenced(self) -> "CutStages":
-        """The same without the others."""
+        """The same stages without the other ranks."""
         alone = {stage: silent_ranks(ranks.rank, self.layouts[stage]) for stage, ranks in self.ranks.items()}
         return CutStages(alone, self.layouts)
 

@@ -28,7 +28,7 @@ from omni.engine.request import (
 )
 from omni.engine.stage_order import StageOrder
 from omni.engine.start import StartReport
-from omni.errors import OmniError, StageError, known, plain, plugin_call, said
+from omni.errors import OmniError, StageError, as_omni_error, error_text, plugin_call, printable_error
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
 from omni.stage.returned import checked_moved
@@ -128,8 +128,8 @@ class Engine:
         self._thread.start()
 
     def run(self) -> None:
-        """Runs the loop in the calling thread, until `stop`. Raises ConfigError for a bad `OMNI_SYNC_CHECK`, and what
-        the loop raises: the engine is of no further use then."""
+        """Runs the loop in the calling thread, until `stop`. Raises ConfigError for a bad `OMNI_SYNC_CHECK`, and passes on errors
+        of the loop, after which the engine is unusable."""
         self._sync_check = SyncCheck.from_environment()
         self._loop()
 
@@ -153,7 +153,7 @@ class Engine:
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """Raises InputError for parameters that a stage cannot apply. sampling, fields: parameters and their names in
-        errors, by stage. Thread-safe. Those of a stage with its rank 0 in another engine are checked there."""
+        errors, by stage. Thread-safe. The engine with rank 0 of a stage checks the stage's parameters."""
         for name, params in sampling.items():
             if name in self._cut.followed:
                 continue
@@ -175,7 +175,7 @@ class Engine:
 
     @property
     def closed_stages(self) -> Collection[str]:
-        """The stages that are closed since a fault. They stay closed."""
+        """The stages that were closed after a fault. They stay closed."""
         return self._orchestrator.closed_stages
 
     @property
@@ -256,7 +256,7 @@ class Engine:
 
         Every worker is polled before a worker launches a step: a launch takes long, and no payload waits for it.
         """
-        # A lost link is seen before a stage gives anything out for a request that needs it.
+        # Lost links are processed before any stage emits output for a request that needs them.
         moved = self._take_commands() | self._route(self._orchestrator.take_from_peers) | self._poll()
         if self._stage_order is None:
             moved |= self._tick(self._workers)
@@ -319,10 +319,12 @@ class Engine:
         """Closes a stage after a fault of its worker, on the loop's thread; see `Orchestrator.close_stage`. Tests fail on it
         (`omni.testing.no_retries`). Raises the error of a stage that is cut across engines, which ends this one: the ranks are out
         of step."""
-        failure = known(name, "running", error, type(self._workers[name]))
+        failure = as_omni_error(name, "running", error, type(self._workers[name]))
         if name in self._cut.ranks:
             raise failure
-        _log.error("stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=plain(error))
+        _log.error(
+            "stage %r is closed, and requests that need it fail: %s", name, failure, exc_info=printable_error(error)
+        )
         with may_sync(SyncPoint.CLOSE_STAGE):
             self._device.synchronize()
         self._orchestrator.close_stage(name, failure)
@@ -355,7 +357,7 @@ class Engine:
             self._loop()
         except BaseException as error:  # includes panics of libraries; no request may wait for a dead engine
             # Workers isolate the errors of a request. After any other error the state of the stages is unknown.
-            self._failure = StageError("engine", "running its loop", said(error))
+            self._failure = StageError("engine", "running its loop", error_text(error))
             self._failure.__cause__ = error
             self._orchestrator.abort_all(self._failure)
             self._refuse_all()
@@ -387,7 +389,7 @@ class Engine:
         # The device is busy. Spin for a short launch gap, but sleep in long waits to free the core.
         time.sleep(0 if seconds < _SPIN_SECONDS else _NAP_SECONDS)
         if seconds >= _REST_SECONDS and self.idle:
-            # This rank may wait for tokens, whose arrival gloo reports only to a waiting thread. A message ends the wait.
+            # This rank may wait for tokens, and gloo reports their arrival only to a waiting thread. A message ends the wait.
             self._command_queue.wait(_REST_SECONDS)
 
     def _refuse_all(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from omni.engine.values import is_number, is_text
-from omni.errors import OmniError, ReturnedError, StageError, plain, quoted, said, type_of
+from omni.errors import OmniError, ReturnedError, StageError, error_text, printable_error, quoted, type_of
 from omni.payload import Payload
 from omni.stage import Done, Failed, Inbound, Lease, Outbound, Produced, StageWorker
 from omni.utils.interrupts import is_interrupt
@@ -20,7 +20,7 @@ class StageFault(Exception):
     """A worker broke its contract outside of `tick`, or a connector its own. stage: to be closed."""
 
     def __init__(self, stage: str, error: BaseException) -> None:
-        super().__init__(f"{stage}: {said(error)}")
+        super().__init__(f"{stage}: {error_text(error)}")
         self.stage = stage
         self.error = error
 
@@ -49,7 +49,7 @@ class ClosedStages:
         """Raises StageError if one of the stages is closed."""
         for stage, problem in self._problems.items():
             if stage in stages:
-                raise StageError(stage, "running", f"it is closed since a fault, {problem}; open the model again")
+                raise StageError(stage, "running", f"it is closed after a fault, {problem}; open the model again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,12 @@ def discard_work(stage: str, worker: StageWorker, mailbox: Mailbox, leases: Iter
     except BaseException as error:  # a SystemExit or a library's panic too
         if is_interrupt(error):
             raise
-        _log.error("stage %r could not be closed after its fault: %s", stage, said(error), exc_info=plain(error))
+        _log.error(
+            "stage %r could not be closed after its fault: %s",
+            stage,
+            error_text(error),
+            exc_info=printable_error(error),
+        )
     for lease in list(leases):
         lease.revoke()
     for message in mailbox.outbox:

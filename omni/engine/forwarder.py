@@ -9,7 +9,7 @@ from omni.engine.request import StageOutput
 from omni.engine.route import BusyRoutes
 from omni.engine.stage_order import edges_to_sound
 from omni.engine.values import check_tokens, give
-from omni.errors import OmniError, ReturnedError, StageError, known
+from omni.errors import OmniError, ReturnedError, StageError, as_omni_error
 from omni.payload import AudioChunk, GeneratedTokens, RequestHiddenStates
 from omni.pipeline import Pipeline
 from omni.stage import Done, Failed, Listeners, Outbound, Produced, StageWorker
@@ -81,7 +81,7 @@ class Forwarder:
         try:
             if stage not in active.running and not isinstance(message, Failed):
                 problem = f"a {type(message).__name__} for a request that is finished or unknown at this stage"
-                raise known(stage, "running", ReturnedError(problem, type(self._workers[stage])))
+                raise as_omni_error(stage, "running", ReturnedError(problem, type(self._workers[stage])))
             match message:
                 case Produced():
                     self._forward(active, stage, message)
@@ -89,12 +89,12 @@ class Forwarder:
                     self._finish(active, stage, message)
                 case Failed():
                     active.running.discard(stage)
-                    self._abort(message.request_id, known(stage, "running", message.error))
+                    self._abort(message.request_id, as_omni_error(stage, "running", message.error))
         except BaseException as error:  # includes exceptions that values of the worker raise when they are read
             if is_interrupt(error):
                 raise
             doing = _DOING.get(type(message), "taking a message")
-            self._abort(active.request.id, known(stage, doing, error, type(self._workers[stage])))
+            self._abort(active.request.id, as_omni_error(stage, doing, error, type(self._workers[stage])))
 
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         """Raises StageError, and the errors of reading a worker's value."""
@@ -110,7 +110,7 @@ class Forwarder:
                     route.send(produced)
                     self._routes.add_out(route)
                     if edge.name in self._edges_to_sound:
-                        self._listeners.approach(active.request.id)
+                        self._listeners.reach_sound_stages(active.request.id)
             taken = self._give(active, stage, produced, hidden)
         finally:
             produced.close()
@@ -145,8 +145,8 @@ class Forwarder:
                 else:
                     give(active.sink, given, stage, type(self._workers[stage]))
                     if output.modality == AUDIO and isinstance(given.meta, AudioChunk):
-                        self.hear(active.request.id, given.meta)
+                        self.report_sound(active.request.id, given.meta)
         return taken
 
-    def hear(self, request_id: str, chunk: AudioChunk) -> None:
-        self._listeners.hear(request_id, len(chunk.samples) / chunk.sample_rate)
+    def report_sound(self, request_id: str, chunk: AudioChunk) -> None:
+        self._listeners.add_sound(request_id, len(chunk.samples) / chunk.sample_rate)

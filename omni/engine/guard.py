@@ -6,8 +6,8 @@
 | `tick`, `busy`, `released`, `freed`, `peer_lost` | the requests of the edge: its memory is in an unknown state |
 | `Pending.release`, `discard`, both `abort` | the same: the next payloads would wait for the memory of this one |
 
-Between two engines the message of a payload is tried before it is sent: a piece that is lost on its way keeps the memory that it
-names.
+Between two engines a payload's message is encoded and decoded as a trial before it is sent, since the memory of a lost piece is
+never freed.
 
 After a fault of the last two kinds the engine calls the ends only to release payloads and to close. It closes the consumer's stage
 as after a fault of its worker. Nothing reads the payloads of the edge then, so that their producer gets their memory back
@@ -27,12 +27,12 @@ from omni.errors import (
     OmniError,
     ReturnedError,
     StageError,
+    as_omni_error,
+    error_text,
     errors_as,
     fault_of,
-    known,
-    plain,
     plugin_error,
-    said,
+    printable_error,
     type_of,
 )
 from omni.ipc import Codec, Typed
@@ -44,7 +44,7 @@ from omni.utils.origin import with_origin
 
 ReturnedT = TypeVar("ReturnedT")
 
-# Classes whose objects were found to be right: to ask a runtime protocol takes microseconds, for every payload.
+# Classes that passed the check: `isinstance` with a runtime protocol takes microseconds, for every payload.
 _refs: set[type] = set()
 _pendings: set[type] = set()
 _events: set[type] = set()
@@ -75,20 +75,22 @@ class EdgeGuard:
         """Raises an error of a call as an error of omni. code: the called function."""
         if is_interrupt(error):
             raise error
-        raise known(self.edge.name, doing, error, code) from plain(error)
+        raise as_omni_error(self.edge.name, doing, error, code) from printable_error(error)
 
     def break_off(self, doing: str, error: BaseException, code: object) -> None:
         """The state of the ends is unknown."""
         if is_interrupt(error):
             raise error
-        self.fault = self.fault or known(self.edge.name, doing, error, code)
+        self.fault = self.fault or as_omni_error(self.edge.name, doing, error, code)
 
     def check_message(self, doing: str, meta: msgspec.Struct) -> None:
         """Raises StageError for a payload's message that cannot pass to the consumer's engine."""
         try:
             self._codec.decode(*self._codec.encode(_Message(Typed(meta))))
         except Exception as error:
-            problem = f"its {type(meta).__name__} cannot be sent to another process: {said(error)}; correct its fields"
+            problem = (
+                f"its {type(meta).__name__} cannot be sent to another process: {error_text(error)}; correct its fields"
+            )
             raise StageError(self.edge.name, doing, with_origin(problem, code=type(meta))) from error
 
     def check(self, doing: str) -> None:
@@ -311,7 +313,7 @@ class GuardedReceiver:
 
 
 def problem_of(fault: OmniError) -> str:
-    """A fault within the message of a later error."""
+    """An earlier fault, as part of a later error's message."""
     return fault.problem if isinstance(fault, StageError) else str(fault)
 
 

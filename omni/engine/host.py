@@ -78,10 +78,10 @@ class Assembly:
         while self._left and len(self._under_way) < _PIECE_SLOTS and self._ring.ready and self._copier.ready:
             piece, slot = self._left.popleft(), self._ring.advance()
             slot.take()
-            receipt = self._copier.copy([piece.transfer(slot.tensor[: piece.nbytes])])
-            self.copied = receipt.end
-            slot.guard(receipt.end)
-            receipt.check()
+            result = self._copier.copy([piece.transfer(slot.tensor[: piece.nbytes])])
+            self.copied = result.end
+            slot.guard(result.end)
+            result.check()
             self._under_way.append((piece, slot))
 
 
@@ -241,10 +241,10 @@ class HostReceiver:
         pending.slot = slot
         host = {part.name: view(slot, part.start, part.dtype, part.shape) for part in parts}
         pieces = [whole(part) for part in parts if part.nbytes]
-        receipt = self._copier.copy([piece.transfer(slot[piece.start :][: piece.nbytes]) for piece in pieces])
-        pending.copied = receipt.end
-        receipt.check()
-        pending.release_source(receipt.end)
+        result = self._copier.copy([piece.transfer(slot[piece.start :][: piece.nbytes]) for piece in pieces])
+        pending.copied = result.end
+        result.check()
+        pending.release_source(result.end)
         return Received(Payload(payload.meta, host), pending.copied)
 
     def _assemble(self, pending: HostPending, assembly: Assembly, source: Received) -> Received | None:

@@ -108,7 +108,7 @@ def _too_small(least: Mapping[str, StageMemory], budget: Budget) -> NoRoomError:
     needed = sum(memory.total for memory in least.values())
     problem = f"the stages need {needed:,} bytes and may take {budget.bytes:,}"
     more = "raise it" if budget.field == "engine.memory_bytes" else "take a device with more memory free"
-    # With one row each there is no fewer.
+    # One row is the minimum, so fewer rows are no remedy there.
     rows = "max_num_seqs" if any((memory.rows or 1) > 1 for memory in least.values()) else "max_num_batched_tokens"
     options = f"options such as max_model_len, {rows} and cache_bytes"
     apart = "place stages on other devices (<stage>.place), cut one across several (<stage>.tensor_parallel)"

@@ -24,8 +24,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     process: see `EngineProcess`. In a process of its own, the user's Python code cannot delay a step.
     dtype: of weights and activations; None is float32 on the CPU and bfloat16 elsewhere.
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
-    graphs: whether stages capture their steps at start and replay them; None does so on a CUDA device, where it is
-        faster.
+    graphs: whether stages capture their steps at start and replay them; None: only on a CUDA device, where it is faster.
     compile_processes: processes that compile the kernels of CUDA devices while weights load; None is one for each core less two,
         divided among the engines of the model. 0 compiles each kernel at its first launch, one after the other.
     memory_bytes: device memory that the stages share; None uses the free memory of a CUDA device, and sets no bound on
@@ -47,7 +46,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_waiting_bytes: host memory of the waiting requests: first their messages, then their prepared inputs. Beyond
         either limit, the least urgent requests are refused.
     max_unread_bytes: host memory of an answer's outputs that the program has not read. Beyond it the answer ends with an
-        OverloadedError, after what was made.
+    OverloadedError, after its existing outputs.
     """
 
     device: str | None = None

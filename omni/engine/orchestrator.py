@@ -10,8 +10,8 @@ from omni.engine.credit import Credit
 from omni.engine.faults import ClosedStages, Mailbox, StageFault, discard_work
 from omni.engine.forwarder import Forwarder
 from omni.engine.peers import EdgeEnds
+from omni.engine.priority_queue import ServingOrder
 from omni.engine.produced import AUDIO
-from omni.engine.ranked import Rank
 from omni.engine.request import (
     ConnectPeer,
     EngineRequest,
@@ -96,7 +96,7 @@ class Orchestrator:
             changed=self._changed,
             on_busy=self._routes.add_in,
             on_finished=self._given,
-            hear=self._forwarder.hear,
+            on_sound=self._forwarder.report_sound,
         )
 
     @property
@@ -141,8 +141,8 @@ class Orchestrator:
             self.abort(request_id, error)
 
     def close_stage(self, stage: str, error: OmniError) -> None:
-        """Closes a stage whose state is unknown. Fails the requests that are there; later ones that need it are refused, and all
-        others go on. Nothing that the stage launched may still run."""
+        """Closes a stage whose state is unknown. Fails its requests and refuses later ones that need it; all others go on. The
+        caller ensures that no work of the stage runs any more."""
         self._closed.add(stage, error)
         for active in list(self._active.values()):
             if stage in active.running:
@@ -152,7 +152,7 @@ class Orchestrator:
 
     @property
     def closed_stages(self) -> Collection[str]:
-        """The stages that are closed since a fault."""
+        """The stages that were closed after a fault."""
         return self._closed
 
     def tick(self) -> bool:
@@ -204,7 +204,7 @@ class Orchestrator:
             admitted = True
             self._admission.leave(waiting.key)
             try:
-                self._open(waiting.item, waiting.rank)
+                self._open(waiting.item, waiting.order)
             except OmniError as error:
                 self._refuse(waiting.item, error)
         return admitted
@@ -214,7 +214,7 @@ class Orchestrator:
         command.sink.finish(RequestFailed(error))
         self._peers.drop_kept()
 
-    def _open(self, command: SubmitRequest, rank: Rank) -> None:
+    def _open(self, command: SubmitRequest, order: ServingOrder) -> None:
         request = command.request
         stages, awaited = self._stages_of(request)
         own = [name for name in stages if name in self._own(request)]
@@ -223,7 +223,7 @@ class Orchestrator:
         active = ActiveRequest(request, command.sink, running=set(own), awaited=set(awaited))
         self._opener.open(active, edges, user_edges)
         self._active[request.id] = active
-        if request.listened and AUDIO in request.modalities and self._sound_stage in own:
+        if request.has_listener and AUDIO in request.modalities and self._sound_stage in own:
             self.listeners.join(request.id)
         hidden_states = {edge.producer for edge in (*edges, *user_edges.values()) if edge.hidden_states}
         for name in own:
@@ -233,7 +233,7 @@ class Orchestrator:
                 request.id,
                 request.sampling.get(name, SamplingParams()),
                 frozenset(sources | {FRONTEND} if inputs else sources),
-                rank=rank,
+                order=order,
                 cache_salt=request.cache_salt,
                 sample_index=request.sample_index,
                 rules=request.rules.get(name, NO_RULES),
@@ -320,5 +320,5 @@ class Orchestrator:
                     self.abort(active.request.id, error)
 
     def _is_coming(self, request_id: str, number: int) -> bool:
-        """Whether a request that is not active may still be."""
+        """Whether a request that is not active may still become so."""
         return number > self._latest or request_id in self._admission or self._is_held(request_id)

@@ -24,7 +24,7 @@ from omni.engine.peer_messages import (
     PieceOut,
     ToConsumer,
 )
-from omni.errors import OmniError, StageError, known, plain, said
+from omni.errors import OmniError, StageError, as_omni_error, error_text, printable_error
 from omni.ipc import Typed
 from omni.pipeline import Edge
 from omni.utils.origin import with_origin
@@ -47,7 +47,7 @@ class RemoteConsumer:
         try:
             self.link.send(PieceOut(self.request_id, self.number, self.edge, index, Typed(piece)))
         except Exception as error:
-            problem = f"a piece cannot be sent to another process: {with_origin(said(error), code=type(piece))}"
+            problem = f"a piece cannot be sent to another process: {with_origin(error_text(error), code=type(piece))}"
             raise StageError(self.edge, "sending a payload", problem) from error
 
     def end(self, payloads: int, reason: str) -> None:
@@ -155,7 +155,7 @@ class EdgeEnds:
             self._close_lost()
 
     def flush(self) -> None:
-        """Sends the messages to other engines. One that has ended is found by `take`."""
+        """Sends the messages to other engines. `take` finds the engines that have ended."""
         for peer in self._peers.values():
             peer.link.flush()
 
@@ -173,7 +173,8 @@ class EdgeEnds:
             link.send(Hello(addresses))
         except Exception as error:
             types = [type(address.value) for address in addresses.values()]
-            problem = f"an address cannot be sent to another process: {with_origin(said(error), code=next(iter(types), None))}"
+            reason = with_origin(error_text(error), code=next(iter(types), None))
+            problem = f"an address cannot be sent to another process: {reason}"
             raise StageError(", ".join(addresses), "connecting its ends", problem) from error
 
     def greet(self, place: str, hello: Hello) -> None:
@@ -185,7 +186,7 @@ class EdgeEnds:
                 opened = self._arriving[edge, place]
                 receivers[edge] = self._open_receiver(opened, self._new_guard(opened), address.value)
             except Exception as error:
-                raise known(edge, "opening its connector", error) from plain(error)
+                raise as_omni_error(edge, "opening its connector", error) from printable_error(error)
         self._list_receivers()
 
     def take(self) -> list[tuple[str, PeerMessage | None]]:

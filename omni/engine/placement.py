@@ -100,7 +100,7 @@ class Placement:
     ) -> dict[str, str]:
         """The places of a request's stages: that of a producer if possible, else the one of least load.
 
-        closed: by place, the stages that are closed there since a fault. They are avoided as long as there is another way.
+        closed: by place, the stages that are closed there after a fault. They are avoided as long as there is an alternative.
         """
         chosen: dict[str, str] = {}
         open_places = self._open_places(pipeline, stages, closed) if any(closed.values()) else self.stages

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from omni.engine.peer_messages import Link
-from omni.errors import OmniError, StageError, said
+from omni.errors import OmniError, StageError, error_text
 from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams, TextRules
 
@@ -26,7 +26,7 @@ class EngineRequest:
     number: its place in the order of all requests, from 1; 0 for a request of one engine alone.
     places: of its stages, by stage, if they run in several engines. Each engine gets the whole request, but only the
         inputs of its own stages.
-    listened: whether its sound is given to someone who plays it while it is made.
+    has_listener: whether a listener plays its sound while it is made.
     rules: host-side rules by stage. text_rules: the same as data, for an engine in another process, which builds them.
     """
 
@@ -43,7 +43,7 @@ class EngineRequest:
     text_rules: Mapping[str, TextRules] = field(default_factory=dict)
     number: int = 0
     places: Mapping[str, str] = field(default_factory=dict)
-    listened: bool = True
+    has_listener: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class SafeSink:
             raise
         except Exception as error:
             _log.exception(_RAISED, self._request_id)
-            raise StageError("sink", "taking an output", said(error)) from error
+            raise StageError("sink", "taking an output", error_text(error)) from error
 
     def finish(self, output: RequestFinished | RequestFailed) -> None:
         """Passes the last output. The request is finished, even if the sink raises."""

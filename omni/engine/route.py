@@ -17,7 +17,7 @@ from typing import Protocol
 from omni.connector import Pending, Received, Receiver, Ref, Sender
 from omni.device import COMPLETED
 from omni.engine.credit import Credit
-from omni.errors import OmniError, known, plain, plugin_call
+from omni.errors import OmniError, as_omni_error, plugin_call, printable_error
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter, as_inputs
 from omni.stage import Ended, Feed, Inbound, Lease, Produced
@@ -237,7 +237,7 @@ class InRoute:
             except BaseException as error:
                 if is_interrupt(error):
                     raise
-                raise known(self.edge.name, "receiving a payload", error) from plain(error)
+                raise as_omni_error(self.edge.name, "receiving a payload", error) from printable_error(error)
             if received is None:
                 return moved
             self._deliver(pending, received)
@@ -317,7 +317,7 @@ class BusyRoutes:
         self._users[route] = None
 
     def deliver(self) -> bool:
-        """Ticks the routes with something new once. Those still busy are ticked in later turns. Returns whether anything
+        """Ticks the routes with something new once. Later turns tick the routes that are still busy. Returns whether anything
         happened."""
         moved = False
         if self._new_outs:
@@ -343,7 +343,7 @@ class BusyRoutes:
             except BaseException as error:  # includes exceptions that values of a plugin raise when they are read
                 if is_interrupt(error):
                     raise
-                self._fail(route.request_id, known(route.edge.name, "passing on a payload", error))
+                self._fail(route.request_id, as_omni_error(route.edge.name, "passing on a payload", error))
             if not route.busy:
                 routes.pop(route, None)
         return moved

@@ -36,11 +36,11 @@ class RouteOpener:
         changed: dict[Credit, None],
         on_busy: Callable[[InRoute], None],
         on_finished: Callable[[UserRoute], None],
-        hear: Callable[[str, AudioChunk], None],
+        on_sound: Callable[[str, AudioChunk], None],
     ) -> None:
         """workers, mailboxes: of the stages on `place`. leases: those that each stage holds. changed: gets the credits with changes
         to report. on_busy: called when a route has something to receive. on_finished: called with a route to the user that has
-        delivered everything. hear: as in `UserRoute`, with the request's id."""
+        delivered everything. on_sound: as in `UserRoute`, with the request's id."""
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._user_edges = {output.modality: output.route for output in pipeline.outputs}
         self._workers = workers
@@ -52,7 +52,7 @@ class RouteOpener:
         self._changed = changed
         self._on_busy = on_busy
         self._on_finished = on_finished
-        self._hear = hear
+        self._on_sound = on_sound
 
     def open(self, active: ActiveRequest, edges: Collection[Edge], user_edges: Mapping[str, Edge]) -> None:
         """Opens the routes of a request over edges, and to the user by modality. Raises OmniError."""
@@ -121,7 +121,7 @@ class RouteOpener:
             credit=credit,
             sink=active.sink,
             on_finished=self._on_finished,
-            hear=partial(self._hear, active.request.id),
+            on_sound=partial(self._on_sound, active.request.id),
             made_by=made_by,
         )
 

@@ -64,9 +64,9 @@ def divide_memory(
 def divide_again(
     loaded: Mapping[str, LoadedStage], budget: Budget | None, most: int, division: Division, rows: Mapping[str, int]
 ) -> Division:
-    """The division with these fewer rows, of stages whose number followed from memory. The others of those stages get no more.
+    """The division with these fewer rows, of stages whose number of rows followed from memory. Other such stages get no more rows.
 
-    Nothing is measured again: fewer rows work in no more memory. budget, most: of the first division.
+    Needs no new measurement: fewer rows work in no more memory. budget, most: of the first division.
     """
     derived = {
         name: stage for name, stage in loaded.items() if isinstance(stage, RowStage) and stage.chosen_rows is None
@@ -174,7 +174,7 @@ class _Search:
         return {name: _with_cache(f, rows, self._most) if name in caching else f for name, f in footprints.items()}
 
     def _working(self, rows: int) -> dict[str, int]:
-        """Of all stages. Those without derived rows are measured once."""
+        """Working memory of all stages. Stages without derived rows are measured once."""
         if self._measure is None:
             return {}
         working: dict[str, int] = {}
@@ -214,7 +214,7 @@ class _Search:
 
     def _expected(self, rows: int) -> dict[str, int]:
         """The working memory with so many rows: on the line through the last two measurements, or through one and none for no row.
-        That may be too little once, and not twice where the memory grows as the rows do."""
+        The result may be too small once, but not twice if the memory is linear in the rows."""
         if not self._measured:
             return {}
         count, working = self._measured[-1]

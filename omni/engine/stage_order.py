@@ -27,11 +27,11 @@ class StageOrder:
     | listeners | order |
     |---|---|
     | one has less slack than `ample`, or waits at the sound stages for its first sound | sound stages, then the others |
-    | one waits whose request is at other stages: all others have plenty | the other stages, then the sound stages |
+    | no such listener, but one whose request is at other stages | the other stages, then the sound stages |
     | nobody waits | as in the pipeline, producers first |
 
     In the first two cases the stages that come second are held in a turn in which one of the first has done something, but never
-    in two turns in a row. So they do not starve, and go on at once where the first ones have nothing to do.
+    in two turns in a row. So they do not starve, and continue at once where the first ones have nothing to do.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ _CALL = re.compile(r"(unexpected|missing|takes|required)\b.*\bargument", re.IGNO
 def unfit(error: BaseException, code: object, *, field: str, unbuilt: str, unfitting: str, path: str) -> OmniError:
     """The error of a plugin's function that builds something from config.json. Families check only the fields that they use.
 
-    code, path: the function, and its import path. field, unbuilt: the problem where the function itself is wrong.
-    unfitting: the problem where config.json may be.
+    code, path: the function, and its import path. field, unbuilt: the problem if the function itself is wrong. unfitting: the
+    problem if config.json may be wrong.
     """
     if not may_be_of_config(error):
         return plugin_error(field, f"{unbuilt}{fault_of(error, code)}", f"correct {path}")

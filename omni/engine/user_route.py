@@ -42,10 +42,10 @@ class UserRoute:
         credit: Credit,
         sink: SafeSink,
         on_finished: "Callable[[UserRoute], None]",
-        hear: Callable[[AudioChunk], None] = lambda chunk: None,
+        on_sound: Callable[[AudioChunk], None] = lambda chunk: None,
         made_by: tuple[str, object] | None = None,
     ) -> None:
-        """edge: `PipelineOutput.route`. credit: of the producer. hear: called with sound that was given. made_by: the stage and
+        """edge: `PipelineOutput.route`. credit: of the producer. on_sound: called with sound that was given. made_by: the stage and
         the code that errors name; None for the edge and its adapter."""
         sender, receiver = ends
         self.request_id = request_id
@@ -55,7 +55,7 @@ class UserRoute:
         self.edge = edge
         self._sink = sink
         self._on_finished = on_finished
-        self._hear = hear
+        self._on_sound = on_sound
         self._source, self._code = made_by or (edge.name, adapter.push)
         self._rate: int | None = None
         self._in = InRoute(
@@ -112,7 +112,7 @@ class UserRoute:
                 output = StageOutput(self._modality, message.payload.meta, tensors)
                 give(self._sink, output, self._source, self._code)
                 if self._modality == AUDIO and isinstance(output.meta, AudioChunk):
-                    self._hear(output.meta)
+                    self._on_sound(output.meta)
             case Ended():
                 self.finished = True
         return True

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from omni.engine.request import SafeSink, StageOutput, UnsendableOutput
-from omni.errors import ReturnedError, is_unicode, known, plain, quoted, type_of
+from omni.errors import ReturnedError, as_omni_error, is_unicode, printable_error, quoted, type_of
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.stage import Done
 
@@ -31,12 +31,12 @@ def check_tokens(stage: str, tokens: GeneratedTokens, code: object) -> None:
     """Raises StageError for ids that are not a tuple of numbers. code: the method that made them."""
     problem = _tokens_problem(tokens)
     if problem is not None:
-        raise known(stage, _GIVING, ReturnedError(problem, code))
+        raise as_omni_error(stage, _GIVING, ReturnedError(problem, code))
 
 
 def checked_done(stage: str, done: Done, code: object) -> Done:
-    """Raises StageError for a reason, counts or withheld tokens that cannot be given to the user. code: what made it. Returns it
-    with plain values."""
+    """Raises StageError for a reason, counts or withheld tokens that cannot be given to the user. code: its maker. Returns it with
+    plain values."""
     if not is_text(done.reason):
         problem = f"the reason of a Done is {quoted(done.reason)}: give valid Unicode"
     elif not all(is_text(name) and is_number(count) for name, count in done.counts.items()):
@@ -46,7 +46,7 @@ def checked_done(stage: str, done: Done, code: object) -> Done:
     else:
         counts = {str.__str__(name): int(count) for name, count in done.counts.items()}
         return Done(done.request_id, str.__str__(done.reason), counts, tuple(done.withheld))
-    raise known(stage, "running", ReturnedError(problem, code))
+    raise as_omni_error(stage, "running", ReturnedError(problem, code))
 
 
 def give(sink: SafeSink, output: StageOutput, stage: str, code: object) -> None:
@@ -58,9 +58,9 @@ def give(sink: SafeSink, output: StageOutput, stage: str, code: object) -> None:
             raise UnsendableOutput(problem)
         sink.give(output)
     except UnsendableOutput as error:
-        raise known(stage, _GIVING, ReturnedError(str(error), code)) from error
+        raise as_omni_error(stage, _GIVING, ReturnedError(str(error), code)) from error
     except Exception as error:  # raised when a value is read
-        raise known(stage, _GIVING, error, code) from plain(error)
+        raise as_omni_error(stage, _GIVING, error, code) from printable_error(error)
 
 
 def _problem(meta: msgspec.Struct) -> str | None:

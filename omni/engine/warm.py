@@ -119,7 +119,7 @@ class KernelWarmup:
 
 
 def load_empty(stages: Iterable[str], load: Load, device: RecordingDevice) -> dict[str, LoadedStage]:
-    """Those of `stages` that can be loaded onto `device`."""
+    """Loads `stages` onto `device`, without stages that fail to load there."""
     loaded: dict[str, LoadedStage] = {}
     for name in stages:
         with _recorded_in_part(name), ShapeRules():
@@ -165,8 +165,8 @@ def _recorded_in_part(*stages: str) -> Iterator[None]:
 def compiling(
     plan: WarmupPlan, workers: int, processes: CompileProcesses | None = None
 ) -> Iterator[KernelWarmup | None]:
-    """While entered, processes compile the kernels of stages; None if the device runs none, or none can be compiled so. Nothing of
-    it is left at the end. workers: 0 for none. processes: as in `KernelWarmup`."""
+    """While entered, processes compile the kernels of stages; None if the device is not CUDA, or no process can compile. At the
+    end, all of its processes and threads have ended. workers: 0 for none. processes: as in `KernelWarmup`."""
     if plan.device.type != "cuda" or not workers:
         if processes is not None:
             processes.close()

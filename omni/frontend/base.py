@@ -57,7 +57,7 @@ class Message:
 class Chat:
     """A user's request, media decoded.
 
-    modalities: `Pipeline.prepared` of those asked for. voice: as given; None takes the family's default. cache_salt:
+    modalities: `Pipeline.prepared` of the requested ones. voice: as given; None takes the family's default. cache_salt:
     requests of different salts share no cached state. control_tokens: whether the written form of a control token in
     the user's texts, such as `<|im_end|>`, is text or the token. limit: of the prompt, to refuse a long text before it
     is tokenized; None leaves that to the stage. raw: the text of the only message is the prompt, without the chat

@@ -61,7 +61,7 @@ def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint, maker: str = "") 
 
 
 def _check(frontend: Frontend, pipeline: Pipeline) -> None:
-    """Raises ConfigError for properties that a front end must not have. One that raises does so now, not for a request."""
+    """Raises ConfigError for properties that a front end must not have. A property that raises fails the start, not a request."""
     vocabulary: object = frontend.vocabulary()
     for name, value, kind in (
         ("voices", frontend.voices, tuple),
@@ -100,7 +100,7 @@ def _check_numbers(frontend: Frontend) -> None:
 
 
 def _check_decoder(decoder: object, frontend: Frontend) -> None:
-    """Raises PluginError for a text decoder that is a class, or lacks a method. One that works is made for each request."""
+    """Raises PluginError for a text decoder that is a class, or lacks a method. Each request makes its own decoder later."""
     field, code = f"{_FIELD}.text_decoder", frontend.text_decoder
     if inspect.isclass(decoder):
         problem = with_origin(f"gave the class {decoder.__name__}", code=code)

@@ -237,7 +237,7 @@ def check_content(chat: Chat, placeholders: Sequence[str]) -> None:
         text = "".join(part.text if isinstance(part, TextPart) else "\n" for part in message.content)
         for word in placeholders:
             if word in text:
-                problem = f"holds {word!r}, which stands for media"
+                problem = f"holds {word!r}, a placeholder of media"
                 raise InputError(f"messages[{index}].content", problem, "remove it or attach the media as a part")
 
 

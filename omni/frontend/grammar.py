@@ -18,7 +18,7 @@ from omni.sampling import LogitsEdit, StructuredOutput
 
 class Grammar:
     """A compiled grammar. Immutable, shared by all its requests. matcher: stays at the beginning of a text. vocab_size: number of
-    ids; the next id stands for the end of the text."""
+    ids; the next id is that of the text's end."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
@@ -152,7 +152,7 @@ class GrammarCompiler:
         self._kept_bytes = kept_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
-        # A compilation lasts as long as a thread refers to it, so none has to be removed.
+        # Weak references: an entry exists as long as a thread refers to its compilation.
         self._compilations: WeakValueDictionary[tuple[str, str], _Compilation] = WeakValueDictionary()
 
     def compile(self, structured: StructuredOutput, field: str) -> Grammar:

@@ -67,6 +67,6 @@ def _spaced(token: str, signs: Sequence[tuple[str, str]], *, falls_back: bool) -
 
 
 def _byte_level(token: str) -> bytes:
-    # A token with a character that stands for no byte is taken literally, as in the library.
+    # A token with a character of no byte is taken literally, as in the library.
     written = [_SIGN_BYTES.get(sign) for sign in token]
     return token.encode() if None in written else bytes(byte for byte in written if byte is not None)

@@ -28,7 +28,7 @@ class PromptLimit:
     tokens: int
 
     def check_bytes(self, count: int, longest: int) -> None:
-        """Raises LongPromptError for texts of `count` bytes that cannot fit, where an id stands for `longest` bytes at most."""
+        """Raises LongPromptError for texts of `count` bytes that cannot fit. longest: maximum bytes of one id."""
         if count > self.tokens * longest:
             problem = f"hold {count:,} bytes of text, and {self._most}, of at most {longest} bytes each"
             raise LongPromptError("messages", problem, "shorten them", -(-count // longest), self._operator_remedy)

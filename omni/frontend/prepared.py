@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 import torch
 
-from omni.errors import ReturnedError, quoted, said, type_of
+from omni.errors import ReturnedError, error_text, quoted, type_of
 from omni.frontend.base import Prepared
 from omni.ipc import Codec, Typed
 from omni.payload import Payload
@@ -18,7 +18,7 @@ _MOST_TOKENS = 2**63
 
 
 def checked_prepared(returned: object, pipeline: Pipeline, modalities: Collection[str], code: object) -> Prepared:
-    """Checks and returns the result of `prepare`. modalities: that the user asked for.
+    """Checks and returns the result of `prepare`. modalities: the requested ones.
 
     Its dicts and lists are plain ones then. Raises ReturnedError, about the method `code`, unless it is a `Prepared` for this
     pipeline.
@@ -50,7 +50,7 @@ def checked_prepared(returned: object, pipeline: Pipeline, modalities: Collectio
 
 
 def _check_reach(prepared: Prepared, pipeline: Pipeline, modalities: Collection[str], code: object) -> None:
-    """The inputs lead to every output that the user asked for."""
+    """Raises ReturnedError unless the inputs lead to every requested output."""
     reached = pipeline.active(modalities, prepared.inputs)
     for output in pipeline.outputs:
         if output.modality in modalities and output.stage not in reached:
@@ -79,7 +79,7 @@ def _check_sendable(field: str, struct: msgspec.Struct, code: object) -> None:
     try:
         _CODECS.codec.decode(*_CODECS.codec.encode(Typed(struct)))
     except Exception as error:
-        problem = f"{field} cannot be sent to the engine's process: {said(error)}"
+        problem = f"{field} cannot be sent to the engine's process: {error_text(error)}"
         remedy = "give a struct defined at the top of a module, with values of its fields' types"
         raise ReturnedError(f"{problem}: {remedy}", code) from error
 

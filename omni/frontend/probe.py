@@ -53,7 +53,7 @@ def check_template(
     template: ChatTemplate, encode: Callable[[str], Ids], placeholders: Mapping[str, int], answer: bool
 ) -> Ids:
     """Raises CheckpointError unless the template renders each medium as one placeholder, and a text as itself. Without media, a
-    message's content is a text instead of a list of parts. placeholders: ids of config.json by kind, `"audio"` or `"image"`.."""
+    message's content is a text instead of a list of parts. placeholders: ids of config.json by kind, `"audio"` or `"image"`."""
     rendered = template.probe(_turn() if placeholders else [{"role": "user", "content": _TEXT}], answer=answer)
     if _TEXT not in rendered:
         raise template.refuse(f"leaves out the text of a message: {quoted(rendered)}")

@@ -13,9 +13,8 @@ class IncrementalDecoder:
     `tokenizer.decode(all_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)`: cleaning up would remove spaces that
     were returned already.
 
-    The last ids may be half a character, which decodes to U+FFFD; so that character is kept while it is last. Only the
-    recent ids are decoded again, so long that a tokenizer's changes to the start of a text concern only text that was returned
-    already.
+    The last ids may be half a character, which decodes to U+FFFD; so that character is kept while it is last. Only the recent ids
+    are decoded again. They are numerous enough that a tokenizer's changes to the start of a text affect only returned text.
     """
 
     def __init__(self, tokenizer: Any) -> None:

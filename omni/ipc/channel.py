@@ -24,7 +24,7 @@ _PACKET_BYTES = 2**16
 """Longest message body in the socket, whose buffer is about 200 KiB. A longer body goes through shared memory."""
 
 _INLINE, _SHARED = b"i", b"s"
-"""First byte of a packet: where the body is."""
+"""First byte of a packet: the place of its body."""
 
 
 _ANCILLARY_BYTES = socket.CMSG_SPACE(3 * array.array("i").itemsize)
@@ -38,8 +38,8 @@ class ChannelClosed(Exception):
 
 
 class Undecodable(Exception):
-    """A message arrived that cannot be decoded. raw: its tag and fields, without arrays and structs of plugins; empty if even that
-    is not known."""
+    """A message arrived that cannot be decoded. raw: its tag and fields, without arrays and structs of plugins; empty if these are
+    unknown too."""
 
     def __init__(self, raw: list[Any], error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -62,16 +62,16 @@ class Channel(Generic[SendT, ReceiveT]):
 
     @property
     def descriptor(self) -> int:
-        """For `select`: readable when a message is there, or when the other end is closed."""
+        """For `select`: readable when a message has arrived, or when the other end is closed."""
         return self._socket.fileno()
 
     def send(self, message: SendT, extra: int | None = None, *, block: bool = True) -> bool:
         """Sends a message. extra: a further descriptor for the receiver, which stays the caller's.
 
-        block: whether to wait for a place in the socket's buffer. Otherwise the message is sent only if the other side has
-        received all earlier ones: one that is slow then gets few long messages instead of many short ones. Returns whether it
-        was sent. Raises ChannelClosed, TypeError for values that cannot be sent, and OSError if the system lacks memory or
-        descriptors; then nothing was sent.
+        block: whether to wait for a place in the socket's buffer. Otherwise the message is sent only if the other side has received
+        all earlier ones, so that a slow side gets few long messages instead of many short ones. Returns whether it was sent. Raises
+        ChannelClosed, TypeError for values that cannot be sent, and OSError if the system lacks memory or descriptors; then nothing
+        was sent.
         """
         with self._sending:
             if not block and self._unread():
@@ -99,7 +99,7 @@ class Channel(Generic[SendT, ReceiveT]):
         return True
 
     def receive(self, *, block: bool = True) -> tuple[ReceiveT, int | None] | None:
-        """The next message and its further descriptor, which becomes the caller's; None if there is none yet.
+        """The next message and its further descriptor, which becomes the caller's; None before one has arrived.
 
         Raises ChannelClosed, and Undecodable for a message that is lost.
         """
@@ -140,7 +140,7 @@ class Channel(Generic[SendT, ReceiveT]):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection and frees the descriptor, when no thread receives any more. Idempotent."""
+        """Ends the connection and frees the descriptor, once no thread receives. Idempotent."""
         with self._sending:
             self._socket.close()
 

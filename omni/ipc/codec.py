@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni.errors import said
+from omni.errors import error_text
 from omni.ipc.memory import OutputRing, aligned, create_memory, map_memory
 from omni.utils.struct_types import STRUCT_TYPES
 
@@ -75,10 +75,11 @@ class _Memory:
 class Codec(Generic[MessageT]):
     """Encodes and decodes the messages of a channel.
 
-    messages: the union of their types. ring: for large arrays of either direction, if there is one: the process that encodes
-    them writes it, the other reads it. Arrays of all other messages, and those that do not fit now, get memory of their own.
+    messages: the union of their types. ring: shared memory for large arrays of one direction, written by the process that encodes
+    them and read by the other; None without one. Arrays of all other messages, and those that do not fit now, get memory of their
+    own.
 
-    Decoded arrays and tensors are writable. Those from a memory of the message's own share it, and free it with the last one.
+    Decoded arrays and tensors are writable. Arrays in the message's own memory share it, and free it with the last of them.
 
     `encode` and `decode` are for one thread at a time each.
     """
@@ -158,7 +159,7 @@ class Codec(Generic[MessageT]):
             try:
                 return Typed(self._struct_decoder(struct.module, struct.name).decode(struct.body))
             except Exception as error:
-                raise TypeError(f"a {struct.module}.{struct.name} cannot be received: {said(error)}") from error
+                raise TypeError(f"a {struct.module}.{struct.name} cannot be received: {error_text(error)}") from error
         array = _ARRAYS.decode(data)
         raw = self._raw(array, code == _TENSOR)
         if code == _ARRAY:

@@ -26,7 +26,7 @@ from omni.utils.parent import exit_with
 Packet = tuple[int, Variant, Path]
 """Number, variant, and marker file."""
 _PACKET_BYTES = 2**20
-"""More than a packet has."""
+"""Size of the receive buffer, larger than any packet."""
 _SHOWN = 500
 """Characters of an error. A line of less than a page is written whole, even if others write too."""
 _PR_SET_PDEATHSIG = 1
@@ -47,7 +47,7 @@ def main(parent: int, variants: int) -> None:
     """parent: the process that started this one, and whose end is the end of this one. variants: the socket's descriptor. Exits the
     interpreter."""
     exit_with(parent)
-    # Output of others must not come between the lines.
+    # Other output must not appear between the lines.
     results = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def main(parent: int, variants: int) -> None:
             _work(task.capability, packets, results)
             os._exit(0)
         workers.append(worker)
-    packets.close()  # once no worker is left, the other end shall notice
+    packets.close()  # the other end must notice when no worker is left
     with suppress(Exception):  # without it, the first launch makes it
         from triton.backends.nvidia.driver import CudaUtils
 

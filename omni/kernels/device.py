@@ -1,4 +1,4 @@
-"""A device on which stages launch everything and nothing runs: it records the kernels that they need on another device."""
+"""A device that runs no launch, and records the kernels that launches need on another device."""
 
 import logging
 from collections.abc import Callable, Sequence

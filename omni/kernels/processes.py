@@ -48,7 +48,7 @@ def process_count(asked: int | None, engines: int = 1) -> int:
 
 
 def hash_triton() -> threading.Thread:
-    """Starts a thread in which Triton hashes its own files. Its first launch does so otherwise, for half a second, most of it
+    """Starts a thread in which Triton hashes its own files. Without it, the first launch hashes them, for half a second, most of it
     without the interpreter's lock."""
 
     def run() -> None:
@@ -126,7 +126,7 @@ class CompileProcesses:
                 self._start(self._send, task, variants)
 
     def wait(self) -> Compiled:
-        """Waits until everything is compiled, or the processes have ended or say nothing any more."""
+        """Waits until everything is compiled, or the processes have ended or no longer report."""
         self._heard = time.monotonic()
         while running := [thread for thread in self._threads if thread.is_alive()]:
             running[-1].join(1.0)
@@ -214,7 +214,7 @@ def _triton_variables() -> dict[str, str]:
 
 
 def _marker(variant: Variant, capability: int) -> Path:
-    """The file that says that a variant is in Triton's cache on disk, beside its entries. Its name holds everything that the
+    """The marker file of a variant in Triton's cache on disk, beside its entries. Its name holds everything that the
     compiled kernel depends on."""
     import triton
 

@@ -53,7 +53,7 @@ class VariantRecorder:
     ) -> object:
         """launch: Triton's function. Its result, or None if launches are not made."""
         given = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
-        # The layers of a model launch alike: only the first of them is looked at.
+        # The layers of a model make equal launches: only the first is examined.
         seen = (id(kernel), tuple(map(_glance, args)), tuple(zip(given, map(_glance, given.values()), strict=True)))
         if seen not in self._seen:
             self._seen.add(seen)
@@ -82,12 +82,12 @@ def _glance(value: object) -> Hashable:
         return value.dtype, value.data_ptr() % ALIGNMENT
     if isinstance(value, tuple):
         return type(value), *map(_glance, value)
-    # Others, such as descriptors of tensors, are looked at each time.
+    # Other arguments, such as tensor descriptors, are examined each time.
     return value if isinstance(value, bool | int | float | str | None) else object()
 
 
 def _replace() -> None:
-    """Replaces `run` of Triton's functions while a thread records, so that launches at other times cost no more than ever."""
+    """Replaces `run` of Triton's functions while a thread records, so that launches at other times have no extra cost."""
     global _entered
     with _lock:
         _entered += 1

@@ -35,7 +35,7 @@ class StartRecord:
         self._path = Path(triton.knobs.cache.dir) / "omni-starts" / digest
 
     def read(self) -> Sequence[Variant] | None:
-        """None if there is no such record."""
+        """None without such a record."""
         with suppress(Exception):  # of another version, or cut off: the variants are recorded again
             return tuple(pickle.loads(self._path.read_bytes()))
         return None
@@ -54,7 +54,7 @@ class StartRecord:
 
 
 def _code(packages: Collection[str]) -> list[tuple[str, int, int]]:
-    """The files of packages: modules are loaded when their code is first used, so those that are loaded do not tell."""
+    """The files of packages: modules are loaded when their code is first used, so the loaded modules do not show all of them."""
     found = []
     for package in packages:
         file = getattr(sys.modules.get(package), "__file__", None)

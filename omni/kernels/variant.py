@@ -96,7 +96,7 @@ class Variant:
 
     @classmethod
     def of(cls, parameters: Parameters, given: Mapping[str, object]) -> "Variant":
-        """given: arguments and options of a launch, by name. Raises TypeError for one that means nothing elsewhere."""
+        """given: arguments and options of a launch, by name. Raises TypeError for one that has no meaning in another process."""
         values = {**parameters.defaults, **given}
         arguments = tuple(
             (

@@ -30,7 +30,7 @@ _DEFAULTS = MediaOptions()
 
 
 def check_audio(source: object, field: str, options: MediaOptions = _DEFAULTS) -> None:
-    """Raises InputError, as `load_audio` would, for a wrong type or a forbidden source. Opens nothing."""
+    """Raises InputError, as `load_audio` would, for a wrong type or a forbidden source. Opens no file and no connection."""
     if isinstance(source, tuple):
         _pair(source, field)
     elif isinstance(source, Mapping):
@@ -162,8 +162,8 @@ _UNKNOWN_FORMAT, _UNSUPPORTED_ENCODING, _UNIMPLEMENTED = 1, 4, 18
 
 
 def _unreadable(error: soundfile.LibsndfileError, field: str) -> InputError:
-    """libsndfile's own text is given only where it is about the content: of some damaged files, mp3 above all, it says that they do
-    not exist, or that it failed itself."""
+    """libsndfile's own text is used only if it concerns the content: for some damaged files, mp3 above all, it reports a missing
+    file, or an error of its own."""
     text = error.error_string.rstrip(".")
     if error.code == _UNKNOWN_FORMAT:
         return InputError(field, "is not a sound file that can be read (its format is unknown)", _SUPPORTED)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 
-from omni.errors import InputError, StageError, known, shortened
+from omni.errors import InputError, StageError, as_omni_error, shortened
 from omni.media.http import Resolver, download
 from omni.media.options import MediaOptions
 
@@ -33,7 +33,7 @@ class Downloads:
                 worker = self._worker = self._worker or _Worker(self._options)
             except (RuntimeError, OSError) as error:
                 # The machine is out of threads or files, perhaps temporarily.
-                future.set_exception(known("frontend", "downloading", error))
+                future.set_exception(as_omni_error("frontend", "downloading", error))
                 return future
             self._waiting.add(future)
         future.add_done_callback(self._forget)

@@ -12,13 +12,13 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore
 import httpx
 
-from omni.errors import InputError, known, shortened
+from omni.errors import InputError, as_omni_error, shortened
 from omni.media.local import too_large
 from omni.media.options import MediaOptions
 from omni.media.url import check_url, failed
 
 _INTERNET = ip_network("2000::/3")
-"""All allocated addresses of IPv6. Outside are loopback, link-local, unique local, multicast, and IPv4 addresses: mapped
+"""All allocated addresses of IPv6. It excludes loopback, link-local, unique local, multicast, and IPv4 addresses: mapped
 (::ffff:0:0/96) and translated (64:ff9b::/96, 64:ff9b:1::/48)."""
 
 # IANA's registries of special-purpose addresses. The tables of `ipaddress` depend on the release of Python.
@@ -91,7 +91,7 @@ class Resolver:
         except RuntimeError as error:
             # The machine is out of threads, perhaps temporarily.
             self._slots.release()
-            raise known("frontend", "resolving a host", error) from error
+            raise as_omni_error("frontend", "resolving a host", error) from error
         return await done
 
 
@@ -130,7 +130,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
             remedy = "use another host, or send the file itself as a data URI"
             raise InputError(self._field, problem, remedy, "set frontend.media.private_addresses")
         failure: Exception = OSError(f"{shortened(host)} has no address")
-        # Each address gets a share of the time, so that one without an answer leaves some for the next.
+        # Each address gets a share of the time, so that an unresponsive address leaves time for the next.
         for tried, address in enumerate(allowed):
             left = len(allowed) - tried
             share = None if left == 1 or timeout is None else timeout / left
@@ -144,7 +144,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         raise failure
 
     async def aclose(self) -> None:
-        """Closes all connections. A request that is cancelled during TLS leaves its own open."""
+        """Closes all connections. A request that is cancelled during the TLS handshake leaves its connection open."""
         for opened in self._opened:
             await opened.aclose()
 
@@ -162,7 +162,7 @@ _FAILURES = (
 
 
 async def download(url: str, field: str, options: MediaOptions, resolver: Resolver) -> bytes:
-    """The content of a GET of `url`. Redirects are followed, and checked as `url` is. Raises InputError, naming `field`.."""
+    """The content of a GET of `url`. Redirects are followed, and checked as `url` is. Raises InputError, naming `field`."""
     parts = check_url(url, field, options)
     for _ in range(options.max_redirects + 1):
         try:

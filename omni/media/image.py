@@ -27,7 +27,7 @@ _CHANNELS = (1, 3, 4)
 _DEFAULTS = MediaOptions()
 
 _IN_PYTHON = ("ppm", "ppm_plain", "bmp_rle")
-"""Decoders of Pillow that are loops in Python, at a second for a million pixels: PPM as text or of other than 8 bits, and
+"""Formats that Pillow decodes by loops in Python, at a second for a million pixels: PPM as text or of other than 8 bits, and
 run-length encoded BMP."""
 _SLOW_PIXELS = 4 * 2**20
 _SLOW_BYTES = 2**16
@@ -39,7 +39,7 @@ _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, 
 
 
 def check_image(source: object, field: str, options: MediaOptions = _DEFAULTS) -> None:
-    """Raises InputError, as `load_image` would, for a wrong type or a forbidden source. Opens nothing."""
+    """Raises InputError, as `load_image` would, for a wrong type or a forbidden source. Opens no file and no connection."""
     if isinstance(source, str | os.PathLike):
         check_location(source, field, options)
     elif not isinstance(source, Image.Image | np.ndarray | torch.Tensor | bytes | bytearray):

@@ -13,7 +13,7 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def check_path(path: str, field: str, options: MediaOptions) -> None:
-    """Raises InputError for a forbidden path, judged by its text, whether or not the file exists."""
+    """Raises InputError if the text of the path is forbidden, whether or not the file exists."""
     if not options.allows_local:
         problem, remedy = "is a path, and local files are not opened here", "send the file itself as a data URI"
         raise InputError(field, problem, remedy, "set frontend.media.local")
@@ -22,8 +22,8 @@ def check_path(path: str, field: str, options: MediaOptions) -> None:
 
 
 def open_file(path: str, field: str, options: MediaOptions, max_bytes: int) -> BinaryIO:
-    """A file of at most `max_bytes` now; it may grow while it is read. Raises InputError if it is forbidden or missing, or no
-    file."""
+    """A file of at most `max_bytes` now; it may grow while it is read. Raises InputError for a path that is forbidden, missing or
+    not a file."""
     check_path(path, field, options)
     try:
         file = _open(path, field, options)
@@ -82,8 +82,8 @@ def _open_below(folder: str, path: str, field: str) -> int:
 
 
 def _below(folder: str, path: str) -> str | None:
-    """The path relative to `folder`; None if it leads out of it. Judged by the texts alone, with `..` resolved lexically, so that
-    the result reveals nothing about files elsewhere."""
+    """The path relative to `folder`; None if it leads out of it. Determined from the texts alone, with `..` resolved lexically, so
+    that the result reveals nothing about files elsewhere."""
     given = os.path.abspath(path)
     for root in (os.path.abspath(folder), os.path.realpath(folder)):
         if Path(given).is_relative_to(root):

@@ -8,12 +8,12 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     strict: for requests of untrusted users: `remote`, `private_addresses`, `proxies` and `local` then default to False, otherwise
         to True.
-    remote: whether media are downloaded from http(s) URLs; under `strict`, None does so if `allowed_domains` is set.
+    remote: whether media are downloaded from http(s) URLs; under `strict`, None allows it if `allowed_domains` is set.
     allowed_domains: of downloads, `"example.com"` exactly, `".example.com"` with its subdomains; None allows any.
     private_addresses: whether hosts may have addresses outside of the public internet: private, loopback, link-local, shared,
         multicast, reserved. Every address that is connected to is checked, redirects too.
     proxies: whether HTTP_PROXY, HTTPS_PROXY and NO_PROXY are used; the proxy then has to check addresses.
-    local: whether paths and `file:` URLs are opened; under `strict`, None does so if `local_folder` is set.
+    local: whether paths and `file:` URLs are opened; under `strict`, None allows it if `local_folder` is set.
     local_folder: allows only files below it, after following symbolic links; None allows all.
     download_seconds: for one download, from resolving its host to its last byte.
     max_downloads: at once; more wait. max_downloads_per_request: more are refused. max_redirects: of one download.

@@ -23,7 +23,7 @@ Downloaded = Mapping[str, bytes]
 
 
 def check_location(source: Location, field: str, options: MediaOptions) -> None:
-    """Raises InputError for a forbidden source, judged by its text. Opens nothing."""
+    """Raises InputError if the text of a source is forbidden. Opens no file and no connection."""
     if is_remote(source):
         check_url(str(source), field, options)
     elif not _is_data(source):

@@ -1,4 +1,4 @@
-"""URLs of media, and which are allowed."""
+"""URLs of media, and the check of allowed ones."""
 
 import httpx
 
@@ -14,7 +14,7 @@ def is_remote(source: object) -> bool:
 
 
 def check_url(url: str, field: str, options: MediaOptions) -> httpx.URL:
-    """The parts of an http(s) URL. Raises InputError if it is forbidden, judged by its text."""
+    """The parts of an http(s) URL. Raises InputError if its text is forbidden."""
     if not options.allows_remote:
         problem, remedy = "is a URL, and media are not downloaded here", "send the file itself as a data URI"
         raise InputError(field, problem, remedy, "set frontend.media.remote")

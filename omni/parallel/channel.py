@@ -23,7 +23,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class _Goodbye(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Rank 0 closes the channel, and nothing was lost."""
+    """Rank 0 closes the channel after its last message."""
 
 
 _Sent = _Message | _Goodbye
@@ -49,8 +49,8 @@ class SendingChannel:
     def __init__(
         self, ends: Mapping[int, socket.socket], counters: Mapping[int, MessageCounter], seconds: float
     ) -> None:
-        """ends, counters: by rank of the other end. seconds: time after which a rank that has read none of about 200 KiB of
-        messages counts as lost."""
+        """ends, counters: by rank of the other end. seconds: time after which a rank counts as lost that reads none of the messages
+        in its full buffer (about 200 KiB)."""
         self._seconds = seconds
         self._counters = counters
         for end in ends.values():
@@ -75,7 +75,7 @@ class SendingChannel:
     def close(self) -> None:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
-            with suppress(ChannelClosed, BlockingIOError):  # one that has ended, or takes no message
+            with suppress(ChannelClosed, BlockingIOError):  # a rank that has ended, or reads no message
                 channel.send(_Goodbye())
             channel.close()
 

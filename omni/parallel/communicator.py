@@ -15,10 +15,11 @@ class PendingReceive(Protocol):
     """A tensor from another rank."""
 
     def done(self) -> bool:
-        """Whether `wait` is known to return at once. On the CPU it is known after a `wait` or `arrived` alone."""
+        """Whether `wait` is known to return at once. On the CPU only a `wait` or `arrived` shows that."""
 
     def arrived(self) -> bool:
-        """Whether it has arrived, for a rank that gives up otherwise: a transfer that has not arrived may be broken off."""
+        """Whether it has arrived. For a rank that gives up otherwise, since the call may break off a transfer that has not
+        arrived."""
 
     def wait(self) -> None:
         """Returns once phases that are enqueued on the current stream read it. On the CPU it waits for the other rank. Raises
@@ -32,7 +33,7 @@ class Communicator(Protocol):
 
     @property
     def rank(self) -> int:
-        """Of this engine among those that communicate. `Ranks.rank` is the one among all of the stage."""
+        """This engine's rank among those that communicate. `Ranks.rank` is its rank in the whole stage."""
 
     @property
     def size(self) -> int: ...
@@ -41,8 +42,8 @@ class Communicator(Protocol):
         """The sum over the ranks, of the same bits on each. May overwrite `x`, which is contiguous."""
 
     def rank_memory(self, x: Tensor) -> RankMemory | None:
-        """Memory for a kernel that sums tensors of the size and dtype of `x` itself, in the place of an `all_reduce`; None where
-        there is none. All ranks get it, or none does."""
+        """Memory through which a kernel sums tensors of the size and dtype of `x` in place of an `all_reduce`; None where there is
+        none. Either all ranks get it or none."""
 
     def all_gather(self, x_RN: Tensor) -> Tensor:
         """The columns of all ranks, `[R, size * N]`, in the order of the ranks."""
@@ -52,8 +53,8 @@ class Communicator(Protocol):
         ranks send and receive in the same order, with equal shapes and dtypes."""
 
     def receive(self, x: Tensor, source: int) -> PendingReceive:
-        """Overwrites `x`, which is contiguous, with the next tensor from a rank. Nothing reads or writes `x` before it has
-        arrived."""
+        """Overwrites `x`, which is contiguous, with the next tensor from a rank. `x` must not be read or written before the tensor
+        has arrived."""
 
     def silent(self) -> AbstractContextManager[None]:
         """While entered, collectives give results of the right shape, without contents, nothing is sent or received, and no other

@@ -21,7 +21,7 @@ class RankChannel(Protocol):
         """From rank 0, to all others. Raises LostRankError if one has ended."""
 
     def take(self) -> bytes | None:
-        """The next message, whose work the caller begins before it takes another one; None if none has arrived. Messages of all
+        """The next message; None if none has arrived. The caller begins its work before it takes another one. Messages of all
         stages that an engine follows are taken in the order in which rank 0 sent them: each stage's worker gets its own when those
         before it are taken. Raises LostRankError after the last one of a rank 0 that has ended."""
 
@@ -70,7 +70,7 @@ class PipelineRank:
 class Ranks(ABC):
     """rank: of this engine. size: number of ranks. communicator: of all ranks, for inputs that rank 0 alone has. tensor: of the
     ranks with parts of the same layers; None if layers are whole. pipeline: None if this rank has all layers. step_seconds: time
-    after which a step that is not complete is one that hangs (`StepWatch`)."""
+    after which an incomplete step counts as hung (`StepWatch`)."""
 
     rank: int
     size: int
@@ -107,7 +107,7 @@ class Ranks(ABC):
 
 
 class EqualRanks(Ranks):
-    """Ranks whose numbers are equal, or one that is alone: it waits for no other."""
+    """For ranks with equal numbers, or a single rank: no wait for others."""
 
     __slots__ = ()
 

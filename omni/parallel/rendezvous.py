@@ -1,7 +1,7 @@
 """Connects the ranks of a stage at the start of their engines.
 
 The process that starts the engines gives each of them the same memory, which has the ranks' store, and the ends of sockets between
-rank 0 and the others (`RankEnds`). Neither has a name, so both disappear with the processes.
+rank 0 and the others (`RankEnds`). The memory and the sockets have no names, so they disappear with the processes.
 """
 
 import socket
@@ -22,8 +22,8 @@ from omni.parallel.ranks import PipelineRank, RankChannel, RankLayout, Ranks
 from omni.parallel.torch_group import names_of, open_communicator
 
 START_SECONDS = 600.0
-"""Time that a rank waits for the others at start: they may read their weights at different speeds. If the process of one has ended,
-those of the others are ended at once, and wait no longer."""
+"""Time that a rank waits for the others at start: they may read their weights at different speeds. If one rank's process ends, the
+others are ended at once."""
 STEP_SECONDS = 60.0
 """Time that a rank waits for the others in a collective, for one of them to read its messages, or for the end of a step."""
 
@@ -56,7 +56,7 @@ def open_ranks(
     counters: Mapping[int, MessageCounter] | None = None,
 ) -> Ranks:
     """counters: by rank of the ends; None if no other stage has ranks in the same engines. Waits for the other ranks. Raises
-    LostRankError if one does not come."""
+    LostRankError if one is missing."""
     # Every access opens the file: its descriptor is the only name of the memory, and stays open.
     size = layout.size
     store = FileStore(f"/proc/self/fd/{ends.store}", size)

@@ -1,4 +1,4 @@
-"""Ranks without others: for shapes, footprints and kernels of one rank of a stage, where no other rank is."""
+"""Ranks without peers: for shapes, footprints and kernels of one rank of a stage, where no other rank exists."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,7 +72,7 @@ class SilentChannel:
 
 
 def silent_ranks(rank: int, layout: RankLayout) -> Ranks:
-    """Ranks of which this one is alone."""
+    """A rank without its peers."""
     position, tensor, pipeline = layout.position(rank), None, None
     if layout.tensor > 1:
         tensor = SilentCommunicator(rank % layout.tensor, layout.tensor)

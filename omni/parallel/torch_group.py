@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Store, Work
 
 from omni.device import SyncPoint, may_sync
-from omni.errors import LostRankError, said
+from omni.errors import LostRankError, error_text
 from omni.parallel.communicator import Communicator, PendingReceive
 from omni.parallel.peers import RankMemory
 from omni.parallel.silent import THERE
@@ -47,7 +47,7 @@ def open_communicator(
     something is sent, and received; None for all pairs. Each connection takes memory on CUDA. names: of the ranks, for errors; None
     for those of a group of all ranks.
 
-    Raises LostRankError if a rank does not come in time.
+    Raises LostRankError if a rank is missing after that time.
     """
     timeout = timedelta(seconds=timeout_seconds)
     pairs = tuple(permutations(range(size), 2) if transfers is None else transfers)
@@ -76,7 +76,7 @@ def names_of(ranks: Iterable[int], size: int) -> list[str]:
 def _connect(
     communicator: Communicator, device: torch.device, collectives: bool, pairs: Iterable[tuple[int, int]]
 ) -> None:
-    """Uses each once: connections are made at the first use, which cannot be captured."""
+    """Uses each connection once: the first use sets it up, which cannot be captured."""
     ones_11, rank = torch.ones(1, 1, device=device), communicator.rank
     if collectives:
         gathered_1R = communicator.all_gather(communicator.all_reduce(ones_11))
@@ -154,7 +154,7 @@ class TorchCommunicator:
         """Idempotent. No collective may be under way; sends may be."""
         group, self._group = self._group, None
         while self._sent:
-            with suppress(RuntimeError):  # no rank receives it any more
+            with suppress(RuntimeError):  # no rank receives it now
                 self._sent.popleft().wait(_SEND_SECONDS)
         if group is not None:
             group.shutdown()
@@ -271,4 +271,4 @@ def _lost_ranks(
         yield
     except errors as error:
         lost = [name for index, name in enumerate(names) if index != rank and other in (None, index)]
-        raise LostRankError(f"{names[rank]} has lost {' or '.join(lost)}; {REMEDY} ({said(error)})") from error
+        raise LostRankError(f"{names[rank]} has lost {' or '.join(lost)}; {REMEDY} ({error_text(error)})") from error

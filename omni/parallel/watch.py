@@ -7,7 +7,7 @@ from omni.errors import LostRankError
 from omni.parallel.ranks import Ranks
 
 _MOST_SECONDS = 2.0
-"""Maximum time counted between two checks: this process, and the other ranks with it, may have been stopped."""
+"""Maximum time counted between two checks: this process may have been stopped, together with the other ranks."""
 REMEDY = "see the logs of the others; the stage works again once all of its engines are started again"
 
 
@@ -44,7 +44,7 @@ class StepWatch:
         self._watch = HangWatch(ranks.step_seconds, seconds)
 
     def look(self, oldest: object | None, complete: Callable[[], bool] = lambda: False) -> None:
-        """oldest: the oldest step that is not complete, None if all are. complete: whether it is after all, asked before an error.
+        """oldest: the oldest step that is not complete, None if all are. complete: a last check of that step before an error.
         Raises LostRankError for one that is not complete within `Ranks.step_seconds`, counted from when it became the oldest
         one."""
         if self._watch.hangs(oldest) and not complete():

@@ -1,4 +1,4 @@
-"""Checks of the tensors of payloads where plugins make them, by type and layout alone: so the error names who made them, not the
+"""Checks of the tensors of payloads where plugins make them, by type and layout alone: so the error names their producer, not the
 connector or the stage that reads them."""
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _MOST_EXPANDED = 1 << 32
 
 
 def checked_tensors(tensors: object, what: str, code: object) -> dict[str, torch.Tensor | PageSlice]:
-    """The tensors of a payload, as a plain dict. what: their field, for errors. code: what made them.
+    """The tensors of a payload, as a plain dict. what: their field, for errors. code: the function that made them.
 
     Raises ReturnedError unless they are dense tensors or page slices by name, and the errors of a plugin's own mapping.
     """
@@ -62,7 +62,7 @@ def _check_tensor(name: str, tensor: object, what: str, code: object) -> None:
             f"{problem} on the meta device, which holds no values: give one of the stage's device", code
         )
     held = tensor.untyped_storage().nbytes()
-    if _end(tensor) > held:  # to read it would end the process
+    if _end(tensor) > held:  # reading it would end the process
         problem = f"{problem} {list(tensor.shape)}, and its memory was freed: it has {held:,} bytes"
         raise ReturnedError(f"{problem}; give a tensor that owns its values, as of Tensor.clone", code)
     if tensor.nbytes > max(held, _MOST_EXPANDED):

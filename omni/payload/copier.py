@@ -39,7 +39,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class CopyResult:
     """The result of `copy`. end: the end of the launched copies. failed: transfers not launched completely."""
 
     end: Event
@@ -59,7 +59,7 @@ class PayloadCopier:
     |---|---|---|---|
     | source | producer, before the payload's event | `gather_rows`, `copy_rows` | `omni.stage.messages`, `PageSlice` |
     | slots, destinations, values | `copy_upload` | `gather_rows`, `copy_rows` | stream order: the next upload follows |
-    | `Transfer.into` | `gather_rows`, `copy_rows` | the stream; others after `Receipt.end` | the consumer frees it |
+    | `Transfer.into` | `gather_rows`, `copy_rows` | the stream; others after `CopyResult.end` | the consumer frees it |
     """
 
     def __init__(self, device: Device, stream: Stream, max_numbers: int) -> None:
@@ -73,7 +73,7 @@ class PayloadCopier:
         """Whether `copy` may be called now."""
         return self._uploader.ready
 
-    def copy(self, transfers: Sequence[Transfer]) -> Receipt:
+    def copy(self, transfers: Sequence[Transfer]) -> CopyResult:
         """Launches one upload, if necessary, and one copy per group of transfers. A group: transfers with destinations from
         the same pages into the same memory; those with destinations from the host into the same memory; any other single
         transfer.
@@ -82,7 +82,7 @@ class PayloadCopier:
         all page slices in any case, since copies launched before an error read them.
         """
         if not transfers:
-            return Receipt(COMPLETED, {})
+            return CopyResult(COMPLETED, {})
         groups: dict[tuple[int, int], list[Transfer]] = {}
         for transfer in transfers:
             groups.setdefault(_group_of(transfer), []).append(transfer)
@@ -91,7 +91,7 @@ class PayloadCopier:
         for transfer in transfers:
             if isinstance(transfer.source, PageSlice):
                 transfer.source.gathered(end)
-        return Receipt(end, failed)
+        return CopyResult(end, failed)
 
     def _launch_all(self, groups: Sequence[Sequence[Transfer]]) -> dict[Transfer, Exception]:
         indexes = [_indexes(group) for group in groups]

@@ -48,14 +48,14 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     family_modalities: tuple[str, ...] = ()
 
     def stage(self, name: str) -> Stage:
-        """The stage of that name. Raises KeyError, which names those that there are."""
+        """The stage of that name. Raises KeyError, which lists the existing stages."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
         raise _unknown("stages", "stage", name, [stage.name for stage in self.stages])
 
     def edge(self, producer: str, consumer: str) -> Edge:
-        """The edge between two stages. Raises KeyError, which names those that there are."""
+        """The edge between two stages. Raises KeyError, which lists the existing edges."""
         for edge in self.edges:
             if (edge.producer, edge.consumer) == (producer, consumer):
                 return edge
@@ -131,8 +131,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return frozenset(useful & reached)
 
     def prepared(self, modalities: Iterable[str]) -> frozenset[str]:
-        """The modalities that a front end has to prepare for: those asked for, and those of the family with a stage of their
-        own that these need. A talker's codes alone need all that its speech needs."""
+        """The modalities that a front end has to prepare for: the requested ones, and those of the family with a stage that no
+        other modality has and the requested ones need. Codes of a talker, for example, need the same inputs as its speech."""
         asked = frozenset(modalities)
         needed, known = self._needed(asked), self.family_modalities or self.default_modalities
         return asked | {
@@ -142,10 +142,10 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         }
 
     def _needed(self, modalities: Iterable[str]) -> frozenset[str]:
-        """The stages that lead to an output of these."""
+        """The stages that lead to an output of these modalities."""
         asked = frozenset(modalities)
         wanted = frozenset(output.stage for output in self.outputs if output.modality in asked)
-        # Every request asks, and there are few sets of outputs.
+        # Cached: every request needs it, and there are few sets of outputs.
         found = self._leading.get(wanted)
         if found is None:
             needed = set[str]()

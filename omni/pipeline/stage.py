@@ -15,7 +15,7 @@ Memory = Literal["device", "host"]
 MOST_RANKS = 64
 """Maximum of `Stage.ranks`."""
 MOST_POOL_BYTES = 2**40
-"""Maximum pool of an edge: more is a slip of the pen."""
+"""Maximum pool of an edge: a larger number is a typing error."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

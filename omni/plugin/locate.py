@@ -93,7 +93,7 @@ def check_entry(entry: msgspec.Struct) -> None:
 
 
 def call_entry(path: str, field: str, expected: type[MadeT]) -> MadeT:
-    """Calls the factory at `path` without arguments. Raises PluginError if it fails, or returns no `expected`."""
+    """Calls the factory at `path` without arguments. Raises PluginError if it fails, or returns anything but an `expected`."""
     build = locate(path, field)
     if not callable(build):
         problem = with_origin(f"{path} is a {type(build).__name__}, which cannot be called", code=build)
@@ -104,7 +104,8 @@ def call_entry(path: str, field: str, expected: type[MadeT]) -> MadeT:
 
 
 def expect(made: object, expected: type[MadeT], field: str, code: object) -> MadeT:
-    """The result of a function or class `code`. Raises PluginError if it is no `expected`, a class or a runtime protocol."""
+    """The result of a function or class `code`. Raises PluginError if it is not an `expected`, which is a class or a runtime
+    protocol."""
     if isinstance(made, expected):
         return made
     problem = with_origin(f"gave {given(made, expected)}", code=code)

@@ -41,10 +41,10 @@ _EXIT_SECONDS = 30.0
 
 
 class EngineProcess:
-    """Starts the process, and waits for its end in a thread: so it is reaped even if the object that started it is gone, and
-    its end ends the socket. (The other end alone does not: a process that this one forked may hold it.)
+    """Starts the process, and waits for its end in a thread: so it is reaped even without the object that started it, and its end
+    closes the socket. (The other end alone does not: a process that this one forked may hold it.)
 
-    Imports no torch: it is started before, by a model that knows that it needs one.
+    Imports no torch: a model that surely needs a process starts it before torch is imported.
     """
 
     def __init__(self, model: str | None = None, family: str | None = None) -> None:
@@ -67,7 +67,7 @@ class EngineProcess:
 
     @property
     def stopped(self) -> bool:
-        """Whether it is stopped by a signal such as SIGSTOP, and was not continued. A debugger's stop does not count."""
+        """Whether it is stopped by a signal such as SIGSTOP, and was not continued. A stop by a debugger does not count."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         except OSError:  # it has ended

@@ -17,7 +17,7 @@ _ahead: dict[tuple[str | None, str | None], EngineProcess] = {}
 
 
 def has_nvidia_driver() -> bool:
-    """Whether the driver of a CUDA device is loaded. Asks no driver and needs no torch."""
+    """Whether the driver of a CUDA device is loaded. Calls no driver and needs no torch."""
     return _NVIDIA.exists()
 
 
@@ -41,7 +41,7 @@ def engine_ahead(model: str | os.PathLike[str], layers: Sequence[SettingsLayer],
 def start_early(
     model: str | os.PathLike[str], layers: Sequence[SettingsLayer], family: str | None
 ) -> EngineProcess | None:
-    """The process of a model's engine; None if its settings do not ask for one, or unknown to be needed before torch is imported.
+    """The process of a model's engine; None if its settings request none, or if the need is unknown before torch is imported.
     Raises OSError if it cannot be started.
 
     The caller ends a process that turns out to be unnecessary, such as one for `"auto"` with a torch without CUDA.
@@ -58,7 +58,7 @@ def _folder_of(model: str | os.PathLike[str]) -> str | None:
 
 
 def _wanted(layers: Sequence[SettingsLayer]) -> bool:
-    """Whether settings that were not checked yet ask for a process, as `runs_in_process` decides."""
+    """Whether unchecked settings request a process, as `runs_in_process` decides."""
     settings: dict[str, object] = {}
     for layer in layers:
         values: Mapping[str, object] = layer.spread(ENGINE).values

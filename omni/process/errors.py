@@ -17,8 +17,8 @@ from omni.errors import (
     PluginError,
     StageError,
     SyncError,
+    error_text,
     notes_of,
-    said,
     traced,
 )
 
@@ -64,7 +64,7 @@ class ErrorData(msgspec.Struct, frozen=True):
         try:
             return cls._of(error)
         except Exception:  # the attributes may be of any type in a plugin's class
-            return cls("", (_encodable(said(error)),), _encodable(said(error)), trace=_trace(error))
+            return cls("", (_encodable(error_text(error)),), _encodable(error_text(error)), trace=_trace(error))
 
     @classmethod
     def _of(cls, error: BaseException) -> "ErrorData":
@@ -76,10 +76,10 @@ class ErrorData(msgspec.Struct, frozen=True):
         trace = _trace(error) if raised else ""
         notes = _notes(error)
         name = f"{kind.__module__}.{kind.__name__}" if set(names) <= vars(error).keys() else ""
-        return cls(name, arguments, said(error), notes, trace)
+        return cls(name, arguments, error_text(error), notes, trace)
 
     def rebuild(self, doing: str) -> Exception:
-        """The error. One of a type that cannot be built here becomes a StageError of the engine, `doing` this."""
+        """The error. An error of a type that cannot be built here becomes a StageError of the engine, with `doing`."""
         kind = _TYPES.get(self.kind)
         error: BaseException
         try:
@@ -105,7 +105,7 @@ def _text(error: BaseException) -> str:
     try:
         return _encodable(str(error.args[0]) if len(error.args) == 1 else str(error))
     except Exception:  # a plugin's own `__str__` may raise
-        return said(error)
+        return error_text(error)
 
 
 def _trace(error: BaseException) -> str:

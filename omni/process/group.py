@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from omni.engine import (
@@ -29,6 +29,7 @@ from omni.plugin.manager import Plugins
 from omni.process.child import EngineProcess
 from omni.process.placed import PlacedEngines
 from omni.process.start_group import PlacedEngine
+from omni.process.tracked_request import TrackedRequest
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 from omni.timeline.export import write_trace
@@ -37,51 +38,22 @@ from omni.timeline.merge import merge
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Tracked:
-    """A request. lock: taken before that of the engines. places: of its stages, if they are several.
-
-    parts: places whose engines have not ended it. awaited: stages with a wanted output that are not done. attempt: its number, from
-    0; outputs of earlier attempts are dropped. started: whether the user was given an output. complete: whether all wanted outputs
-    were given; it has ended when every engine has ended its part. lost: an engine's report on another one, which has yet to confirm
-    it.
-    """
-
-    request: EngineRequest
-    sink: SafeSink
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    number: int = 0
-    attempt: int = 0
-    places: Mapping[str, str] = field(default_factory=dict)
-    parts: set[str] = field(default_factory=set)
-    awaited: set[str] = field(default_factory=set)
-    started: bool = False
-    complete: bool = False
-    finished: bool = False
-    lost: LostPeerError | None = None
-    aborted: OmniError | None = None
-
-    @property
-    def part_id(self) -> str:
-        return self.request.id if not self.attempt else f"{self.request.id}.{self.attempt}"
-
-
 class EngineGroup:
     """An `EngineClient` of engines in processes of their own.
 
     A request runs in the engines of its stages; each gets its part, and they pass payloads to each other. Outputs come from every
     engine directly. The group decides when the request has ended, and ends its parts elsewhere.
 
-    If a process ends, requests that used it start again from their prompt if nothing of them was given to the user, and
-    fail with a LostPeerError otherwise. The engines' lock guards the collections of requests and their places; a
-    request's own lock orders its outputs.
+    If a process ends, its requests start again from their prompts if the user has no output of them yet, and fail with a
+    LostPeerError otherwise. The engines' lock guards the collections of requests and their places; a request's own lock orders its
+    outputs.
     """
 
     def __init__(self, early: EngineProcess | None = None) -> None:
         """Starts the first process, unless `early` is it; its imports run while this one reads settings and files."""
         self._placed = PlacedEngines(self._place_waiting, early)
-        self._tracked: dict[str, _Tracked] = {}
-        self._waiting: list[_Tracked] = []
+        self._tracked: dict[str, TrackedRequest] = {}
+        self._waiting: list[TrackedRequest] = []
         self._numbers = itertools.count(1)
         self.memory: Mapping[str, StageMemory] = {}
 
@@ -148,7 +120,7 @@ class EngineGroup:
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
         """See `Engine.submit`."""
-        tracked = _Tracked(request, SafeSink(request.id, sink))
+        tracked = TrackedRequest(request, SafeSink(request.id, sink))
         with self._placed.lock:
             if request.id in self._tracked:
                 raise AssertionError(f"request id {request.id!r} is in use")
@@ -193,16 +165,16 @@ class EngineGroup:
         return self._placed.of_stage(stage)[0].engine.longest_prompt(stage)
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """See `Engine.usage`. Those of replicas are added up. Of a stage that is cut across engines: that of rank 0."""
+        """See `Engine.usage`. The usage of replicas is added up. A stage that is cut across engines has the usage of rank 0."""
         return _sums(self._led(placed, placed.engine.usage()) for placed in self._placed.by_place.values())
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """See `Engine.counters`. Those of replicas are added up. An engine that was started again counts from 0. Of a
-        stage that is cut across engines: those of rank 0."""
+        """See `Engine.counters`. Those of replicas are added up. An engine that was started again counts from 0. The counters of a
+        stage that is cut across engines are those of rank 0."""
         return _sums(self._led(placed, placed.engine.counters()) for placed in self._placed.by_place.values())
 
     def _led(self, placed: PlacedEngine, numbers: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, int]]:
-        """Without the stages of which the engine has another rank than 0."""
+        """Without stages in which the engine has another rank than 0."""
         followed = self._placement.followed(placed.place)
         return {stage: counts for stage, counts in numbers.items() if stage not in followed}
 
@@ -231,7 +203,7 @@ class EngineGroup:
 
     # Requests.
 
-    def _place(self, tracked: _Tracked) -> None:
+    def _place(self, tracked: TrackedRequest) -> None:
         """Sends a request to its engines; it waits if one of them is being started again."""
         with tracked.lock:
             with self._placed.lock:
@@ -239,7 +211,7 @@ class EngineGroup:
             if failure is not None:
                 self._finish(tracked, RequestFailed(failure))
 
-    def _send(self, tracked: _Tracked) -> OmniError | None:
+    def _send(self, tracked: TrackedRequest) -> OmniError | None:
         """Under the lock, so that requests reach every engine in the order of their numbers. Returns why it cannot run."""
         request = tracked.request
         stages = self._pipeline.active(request.modalities, request.inputs)
@@ -270,7 +242,7 @@ class EngineGroup:
                 return error
         return None
 
-    def _part(self, tracked: _Tracked, place: str) -> EngineRequest:
+    def _part(self, tracked: TrackedRequest, place: str) -> EngineRequest:
         """The request for the engine on a place."""
         request, places = tracked.request, tracked.places
         return replace(
@@ -282,7 +254,7 @@ class EngineGroup:
             places=places,
         )
 
-    def _take(self, tracked: _Tracked, attempt: int, place: str, output: EngineOutput) -> None:
+    def _take(self, tracked: TrackedRequest, attempt: int, place: str, output: EngineOutput) -> None:
         """An output of a part, on the listener of its engine."""
         with tracked.lock:
             if tracked.finished or attempt != tracked.attempt:
@@ -296,7 +268,7 @@ class EngineGroup:
                     tracked.sink.give(output)
                     tracked.awaited.discard(output.stage)
                     if tracked.places and not tracked.awaited and not tracked.complete:
-                        # Its other engines may still have ends of stages to report: each does so before it ends its part.
+                        # Its other engines may still have ends of stages to report: each reports them before it ends its part.
                         tracked.complete = True
                         self._abort_parts(tracked, StageError("engine", "ending a request", "its outputs were given"))
                 case RequestFinished() | RequestFailed() if tracked.complete:
@@ -316,11 +288,9 @@ class EngineGroup:
                     tracked.parts.discard(place)
                     self._finish(tracked, output)
 
-    def _lose(self, tracked: _Tracked, place: str, error: LostPeerError) -> None:
-        """Starts a request again that lost an engine, if nothing of it was given out.
-
-        place: of the reporting engine. Its report about another engine is provisional: that one reports its own end and the
-        reason, and then it is known not to run.
+    def _lose(self, tracked: TrackedRequest, place: str, error: LostPeerError) -> None:
+        """Starts a request again that lost an engine, if none of its output was given to the user. place: of the reporting engine.
+        Its report about another engine is provisional until that engine's own end is reported, with the reason.
         """
         if tracked.places.get(error.stage, place) in tracked.parts:
             tracked.lost = error
@@ -336,11 +306,11 @@ class EngineGroup:
 
     @property
     def _retries(self) -> int:
-        """How often a request starts again: a request that ends the process each time leaves a restart for the others."""
+        """How often a request starts again: even if a request ends the process each time, a restart is left for the others."""
         restarts = self._options.restarts
         return restarts - 1 if restarts > 1 else restarts
 
-    def _finish(self, tracked: _Tracked, output: RequestFinished | RequestFailed) -> None:
+    def _finish(self, tracked: TrackedRequest, output: RequestFinished | RequestFailed) -> None:
         with tracked.lock:
             if tracked.finished:
                 return
@@ -351,11 +321,11 @@ class EngineGroup:
                 self._tracked.pop(tracked.request.id, None)
         tracked.sink.finish(output)
 
-    def _end_parts(self, tracked: _Tracked, error: OmniError) -> None:
+    def _end_parts(self, tracked: TrackedRequest, error: OmniError) -> None:
         self._abort_parts(tracked, error)
         tracked.parts = set()
 
-    def _abort_parts(self, tracked: _Tracked, error: OmniError) -> None:
+    def _abort_parts(self, tracked: TrackedRequest, error: OmniError) -> None:
         for place in list(tracked.parts):
             self._placed.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
 

@@ -1,18 +1,12 @@
 """Imports of an engine's process, made before the user's process sends the model to load."""
 
 import logging
-import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 
 from omni.checkpoint import Checkpoint
 from omni.engine import PipelineChoice, resolve_pipeline
 from omni.plugin.manager import load_plugins
-from omni.utils.docstrings import written_docstring
 
 
 def import_code(model: str, family: str | None = None) -> None:
@@ -27,28 +21,3 @@ def import_code(model: str, family: str | None = None) -> None:
             resolve_pipeline(Checkpoint(Path(model)), load_plugins(), (), PipelineChoice(family=family))
     finally:
         logging.disable(logging.NOTSET)
-
-
-def keep_docstrings() -> None:
-    """Has the classes of transformers keep the docstrings that they are written with, if it is imported from now on. For generated
-    ones 5.17 imports the classes of all its models, with its generation code, which takes seconds. Nobody reads them in an engine's
-    process."""
-    sys.meta_path.insert(0, _DocstringFinder())
-
-
-class _DocstringFinder(MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != "transformers.utils.auto_docstring":
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _DocstringLoader(fullname, spec.loader.path)
-        return spec
-
-
-class _DocstringLoader(SourceFileLoader):
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        vars(module)["auto_docstring"] = written_docstring

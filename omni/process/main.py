@@ -24,12 +24,13 @@ from omni.kernels import CompileProcesses, hash_triton, process_count
 from omni.parallel.rendezvous import RankEnds
 from omni.process.early import has_nvidia_driver
 from omni.process.errors import ErrorData
-from omni.process.imports import import_code, keep_docstrings
+from omni.process.imports import import_code
 from omni.process.logs import LogSender
 from omni.process.messages import Closed, FromEngine, ProcessFailed, RankEnd, Ready, Start, TextVocabulary, ToEngine
 from omni.process.server import EngineEnd, EngineServer
 from omni.process.turn_watch import TurnWatch, turn_limit
 from omni.timeline.trace import Trace
+from omni.utils.docstrings import skip_docstrings
 from omni.utils.interrupts import ignore_interrupts
 
 RING_BYTES = 32 * 2**20
@@ -44,7 +45,7 @@ def main(descriptor: int, model: Sequence[str]) -> None:
     if has_nvidia_driver():
         hash_triton()
     compile_processes = _compile_processes()
-    keep_docstrings()
+    skip_docstrings()
     if model:
         import_code(*model)
     # Excludes imported objects from garbage collection.

@@ -128,7 +128,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=Tru
     text_rules: dict[str, TextRules]
     number: int
     places: dict[str, str]
-    listened: bool
+    has_listener: bool
 
     @classmethod
     def of(cls, request: EngineRequest) -> "Submit":
@@ -148,7 +148,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=Tru
             text_rules=dict(request.text_rules),
             number=request.number,
             places=dict(request.places),
-            listened=request.listened,
+            has_listener=request.has_listener,
         )
 
     def request(self) -> EngineRequest:
@@ -166,7 +166,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=Tru
             sample_index=self.sample_index,
             number=self.number,
             places=self.places,
-            listened=self.listened,
+            has_listener=self.has_listener,
         )
 
 
@@ -311,7 +311,7 @@ class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Everything since the last such message: outputs of all requests in order, then answers, then log records.
 
     unlinked: the numbers of `Connect`s whose connection has ended; the requests that needed it fail in `outputs`.
-    closed: stages that are closed since a fault; the requests that were there fail in `outputs`.
+    closed: stages that were closed after a fault; their requests fail in `outputs`.
     """
 
     outputs: list[Out]

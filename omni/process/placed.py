@@ -1,4 +1,4 @@
-"""The places of a model and their engines: loads them, connects them, and starts one again whose process ended."""
+"""The places of a model and their engines: loads and connects the engines, and restarts an engine after its process has ended."""
 
 import itertools
 import logging
@@ -13,7 +13,7 @@ import torch
 
 from omni.engine import EngineOptions, Placement, device_of
 from omni.engine.memory import DeviceShare
-from omni.errors import LostPeerError, StageError, said
+from omni.errors import LostPeerError, StageError, error_text
 from omni.frontend.vocabulary import Vocabulary
 from omni.ipc import Channel
 from omni.pipeline import Pipeline
@@ -39,7 +39,7 @@ class PlacedEngines:
     def __init__(self, on_change: Callable[[], None], early: EngineProcess | None = None) -> None:
         """Starts the first process, unless it runs already: its imports run while this one reads settings and files.
 
-        on_change: called when an engine runs again, or never will. early: the first process.
+        on_change: called when an engine runs again, or is given up. early: the first process.
         """
         self._early: RemoteEngine | None = RemoteEngine(early)
         self._on_change = on_change
@@ -250,12 +250,12 @@ class PlacedEngines:
             except Exception as failure:  # the next attempt, or the final error, reports it
                 with self.lock:
                     for placed in group.engines:
-                        again = StageError(", ".join(placed.stages), "starting its process again", said(failure))
+                        again = StageError(", ".join(placed.stages), "starting its process again", error_text(failure))
                         placed.lost = failure if isinstance(failure, StageError) else again
         self._on_change()
 
     def _lost(self, group: StartGroup) -> StageError | None:
-        """The error of engines that have to be started again; None if they run or are not started again, which ends the thread."""
+        """The error of engines that have to be started again. None ends the thread: the engines run, or are not started again."""
         with self.lock:
             lost = next((placed.lost for placed in group.engines if placed.lost is not None), None)
             final = group.restarts >= self._options.restarts

@@ -1,4 +1,4 @@
-"""Questions to an engine's process, whose answers come among its other messages."""
+"""Questions to an engine's process. The answers arrive among its other messages."""
 
 import itertools
 import threading
@@ -70,8 +70,8 @@ class Questions:
 
 
 class CheckedParameters:
-    """Sampling parameters that an engine has accepted lately, without their seeds. Those of a request are checked twice: when
-    it is submitted and when it is prepared. Many requests have the same. Thread-safe."""
+    """A cache of sampling parameters, without seeds, that an engine has accepted. A request's parameters are checked twice, when it
+    is submitted and when it is prepared, and many requests have equal ones. Thread-safe."""
 
     def __init__(self) -> None:
         self._keys: set[bytes] = set()
@@ -90,7 +90,7 @@ class CheckedParameters:
 
 
 def _key_of(sampling: Mapping[str, SamplingParams]) -> bytes | None:
-    """A key of the parameters without their seeds, of which most requests have one of their own. None if they contain other objects
+    """A key of the parameters without their seeds, since most requests have a seed of their own. None if they contain other objects
     than numbers and texts, such as arguments of plugins."""
     try:
         return msgspec.msgpack.encode(

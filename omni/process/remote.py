@@ -6,11 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 
 from omni.engine import EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory, StartReport
-from omni.engine.request import SafeSink
-from omni.errors import LostPeerError, LostRankError, OmniError, StageError, known, said
+from omni.errors import LostPeerError, LostRankError, OmniError, StageError, as_omni_error, error_text
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 from omni.ipc.memory import OutputRing, map_memory
 from omni.process.child import EngineProcess, signal_name
@@ -38,6 +36,7 @@ from omni.process.messages import (
     Turn,
     output_of,
 )
+from omni.process.open_requests import OpenRequests
 from omni.process.questions import CheckedParameters, Questions
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
@@ -69,15 +68,13 @@ class RemoteEngine:
         self.start_report = StartReport()
         """After `ready`."""
         self.closed_stages: frozenset[str] = frozenset()
-        """Those that are closed since a fault."""
+        """Stages that were closed after a fault."""
         self.timeline: Trace | None = None
         """After `close`, if one was recorded."""
         self._longest_prompts: Mapping[str, int | None] = {}
-        self._sinks: dict[str, SafeSink] = {}
-        self._gate = threading.Lock()
+        self._open_requests = OpenRequests()
         self._questions = Questions(self._send)
         self._checked = CheckedParameters()
-        self._failure: Callable[[], StageError] | None = None
         self._on_death: Callable[[StageError], StageError] = lambda error: error
         self._on_unlinked: Callable[[str], None] = lambda place: None
         self._links: dict[str, int] = {}
@@ -92,7 +89,7 @@ class RemoteEngine:
         """Whether the process ended because it lost, or seemed to lose, another rank of a stage."""
         self._given_up = ""
         self.hung = False
-        """Whether the process was killed since it did not close."""
+        """Whether the process was killed because it did not close."""
         self._stopped = threading.Event()
 
     @property
@@ -101,7 +98,7 @@ class RemoteEngine:
         return self._process.pid
 
     def load(self, start: Start, stages: Iterable[str]) -> None:
-        """Has the process load stages of a checked pipeline; returns at once. `ready` reports a process that is gone."""
+        """Tells the process to load stages of a checked pipeline; returns at once. `ready` reports the end of the process."""
         self.name = ", ".join(stages)
         self._send(start)
 
@@ -154,12 +151,12 @@ class RemoteEngine:
     @property
     def requests(self) -> int:
         """Requests that are not finished."""
-        return len(self._sinks)
+        return len(self._open_requests)
 
     @property
     def awaited(self) -> bool:
         """Whether a request or a question is not finished."""
-        return bool(self._sinks) or self._questions.open
+        return bool(self._open_requests) or self._questions.open
 
     @property
     def stopped(self) -> bool:
@@ -168,20 +165,16 @@ class RemoteEngine:
 
     def submit(self, request: EngineRequest, sink: Sink) -> OmniError | None:
         """See `Engine.submit`. Returns why a request cannot be sent; its sink gets nothing then."""
-        with self._gate:
-            failure = self._failure_now()
-            if failure is not None:
-                return failure
-            if request.id in self._sinks:
-                raise AssertionError(f"request id {request.id!r} is in use")
-            self._sinks[request.id] = SafeSink(request.id, sink)
+        failure = self._open_requests.add(request.id, sink)
+        if failure is not None:
+            return failure
         try:
             self._channel.send(Submit.of(request))
         except ChannelClosed:
             pass  # the listener fails every request
         except Exception as error:
-            if self._pop(request.id) is not None:
-                return known("engine", "sending a request to its process", error)
+            if self._open_requests.pop(request.id) is not None:
+                return as_omni_error("engine", "sending a request to its process", error)
         return None
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
@@ -206,7 +199,7 @@ class RemoteEngine:
             return
         answer = self._ask(lambda number: Check(number, dict(sampling), dict(fields)))
         if answer is None:
-            raise self._failure_now() or StageError("engine", "closing", "the engine was closed")
+            raise self._open_requests.failure or StageError("engine", "closing", "the engine was closed")
         if answer.error is not None:
             raise answer.error.rebuild("checking a request")
         self._checked.add(sampling)
@@ -232,7 +225,7 @@ class RemoteEngine:
     @property
     def idle(self) -> bool:
         """See `Engine.idle`."""
-        return not self._sinks and self._state().idle
+        return not self._open_requests and self._state().idle
 
     def close(self) -> None:
         """See `Engine.close`. The process has exited when this returns; one that does not close in time is killed."""
@@ -279,10 +272,6 @@ class RemoteEngine:
             return None
         return self._questions.ask(question)
 
-    def _failure_now(self) -> StageError | None:
-        """The error if the engine refuses requests. A new object each time, since a raised error keeps its frames."""
-        return self._failure() if self._failure is not None else None
-
     # The listener.
 
     def _listen(self) -> None:
@@ -306,7 +295,7 @@ class RemoteEngine:
             _log.error("%s", error, exc_info=failed)
         except BaseException as unexpected:  # no request may wait for ever
             _log.exception("the engine's outputs cannot be taken")
-            error = StageError("engine", "taking its outputs", said(unexpected))
+            error = StageError("engine", "taking its outputs", error_text(unexpected))
             self._process.kill()
         finally:
             try:
@@ -319,7 +308,7 @@ class RemoteEngine:
         match lost.raw:
             case ["Turn", [*outputs], *_]:
                 for output in outputs:
-                    sink = self._pop(str(output[1]))
+                    sink = self._open_requests.pop(str(output[1]))
                     if sink is not None:
                         failure = StageError("engine", "taking its outputs", str(lost))
                         self.abort(str(output[1]), failure)
@@ -352,26 +341,22 @@ class RemoteEngine:
     def _deliver(self, item: Out) -> None:
         request_id = item.request_id
         if isinstance(item, FinishedOut):
-            sink = self._pop(request_id)
+            sink = self._open_requests.pop(request_id)
             if sink is not None:
                 failed = (
                     RequestFailed(item.error.rebuild_known("running a request")) if item.error is not None else None
                 )
                 sink.finish(failed or RequestFinished())
             return
-        sink = self._sinks.get(request_id)
+        sink = self._open_requests.get(request_id)
         if sink is None:
             return
         try:
             sink.give(output_of(item))
         except OmniError as error:
-            self._pop(request_id)
+            self._open_requests.pop(request_id)
             self.abort(request_id, error)
             sink.finish(RequestFailed(error))
-
-    def _pop(self, request_id: str) -> SafeSink | None:
-        with self._gate:
-            return self._sinks.pop(request_id, None)
 
     def _death(self, doing: str) -> LostPeerError:
         """The error after the process ended without a last message."""
@@ -384,13 +369,10 @@ class RemoteEngine:
     def _end(self, error: StageError, died: bool) -> None:
         if died:
             error = self._on_death(type(error)(error.stage, error.doing, error.problem))
-        kind, arguments = type(error), (error.stage, error.doing, error.problem)
-        with self._gate:
-            self._failure = partial(kind, *arguments)
-            sinks, self._sinks = list(self._sinks.values()), {}
+        sinks = self._open_requests.refuse(error)
         self._questions.refuse()
         for sink in sinks:
-            sink.finish(RequestFailed(self._failure()))
+            sink.finish(RequestFailed(self._open_requests.failure or error))
         self._questions.close()
         self._release()
 

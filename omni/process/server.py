@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.engine.request import AbortRequest, ConnectPeer, EngineCommand, SafeSink, SubmitRequest, UnsendableOutput
-from omni.errors import OmniError, known, said, type_of
+from omni.errors import OmniError, as_omni_error, error_text, type_of
 from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec, Typed, Undecodable
 from omni.payload import AudioChunk, GeneratedTokens
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 EngineEnd = Channel[FromEngine, ToEngine]
 
 _RETRY_MILLISECONDS = 1
-"""Time until an idle engine tries again to send messages that the other side had no time for."""
+"""Time until an idle engine tries again to send messages that the other side had no time to receive."""
 
 
 @dataclass(slots=True)
@@ -193,10 +193,10 @@ class EngineServer:
                 return received
 
     def _refuse(self, error: Undecodable) -> None:
-        """Fails the request or the question of a message that cannot be decoded, and nothing else."""
+        """Fails only the request or the question of a message that cannot be decoded."""
         match error.raw:
             case ["Submit", str(request_id), *_, int(number), _]:
-                failure = known("engine", "taking a request in its process", error.__cause__ or error)
+                failure = as_omni_error("engine", "taking a request in its process", error.__cause__ or error)
                 self._outputs.append(FinishedOut(request_id, ErrorData.of(failure)))
                 self._local.append(AbortRequest(request_id, failure, number))
             case ["Check" | "Connect", int(number), *_]:
@@ -258,7 +258,7 @@ class EngineServer:
         try:
             self._check_request(request)
         except Exception as error:
-            return _refused(request, sink, known("engine", "checking a request", error))
+            return _refused(request, sink, as_omni_error("engine", "checking a request", error))
         if not message.text_rules:
             return [SubmitRequest(request, sink)]
         self._building[request.id] = _Building(request, sink, [])
@@ -284,7 +284,7 @@ class EngineServer:
         try:
             return {name: self._rules.build(each) for name, each in rules.items()}
         except Exception as error:
-            return known("engine", "building the rules of a request", error)
+            return as_omni_error("engine", "building the rules of a request", error)
 
     def _compile(self) -> None:
         """Compiles grammars, which may take seconds, beside the loop: the compiler runs without the interpreter lock."""
@@ -327,7 +327,9 @@ class EngineServer:
             self._checker.decode(*self._checker.encode(output))
         except Exception as error:
             remedy = "give structs of a module, with fields of their types"
-            raise UnsendableOutput(f"{type_of(output.meta.value)} cannot be given: {said(error)}; {remedy}") from error
+            raise UnsendableOutput(
+                f"{type_of(output.meta.value)} cannot be given: {error_text(error)}; {remedy}"
+            ) from error
 
     def _add(self, output: Out) -> None:
         self._outputs.append(output)
@@ -341,6 +343,6 @@ def _asked(ask: Callable[[], Mapping[str, Mapping[str, int]]]) -> tuple[dict[str
 
 
 def _refused(request: EngineRequest, sink: SafeSink, error: OmniError) -> Sequence[EngineCommand]:
-    """Ends a request that the engine does not get. It drops other engines' messages for it."""
+    """Ends a request that does not reach the engine, which drops other engines' messages for it."""
     sink.finish(RequestFailed(error))
     return [AbortRequest(request.id, error, request.number)]

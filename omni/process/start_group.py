@@ -12,7 +12,7 @@ from omni.errors import LostRankError, StageError
 from omni.process.remote import RemoteEngine
 
 LOST_RANK_SECONDS = 5.0
-"""Time for the cause of a rank's report that another one is lost, before the report itself is taken for the error."""
+"""After a rank reports another one as lost: time for the report of the cause, before the rank's report counts as the error."""
 
 
 @dataclass(slots=True, eq=False)

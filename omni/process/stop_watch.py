@@ -1,6 +1,6 @@
 """Ends engines whose process is stopped, as by SIGSTOP, while a request waits for them.
 
-Nobody else misses such an engine, unless it has a rank that owes another one something.
+Otherwise such an engine is noticed only if another rank waits for it.
 """
 
 import threading
@@ -17,7 +17,7 @@ _LOOK_SECONDS = 1.0
 
 
 class StoppableEngine(Protocol):
-    """The part of a `RemoteEngine` that a `StopWatch` asks."""
+    """The part of a `RemoteEngine` that a `StopWatch` reads."""
 
     @property
     def awaited(self) -> bool: ...
@@ -55,7 +55,7 @@ class StopWatch:
 
 
 def start_watching(watches: Sequence[StopWatch], closing: threading.Event) -> threading.Thread:
-    """The thread that looks, until `closing`."""
+    """The watching thread, until `closing`."""
 
     def run() -> None:
         while not closing.wait(_LOOK_SECONDS):

@@ -1,6 +1,6 @@
 """Ends an engine whose loop hangs: in a call of a driver or of a stage that does not return.
 
-So does a launch while the device's queue is full of steps that hang, of which the loop otherwise notices those with other ranks
+A launch also hangs while the device's queue is full of hung steps. The loop itself notices only hung steps with other ranks
 (`StepWatch`).
 """
 

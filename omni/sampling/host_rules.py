@@ -35,8 +35,8 @@ class LogitsEdit:
 
 @runtime_checkable
 class HostLogitsProcessor(Protocol):
-    """Edits one request's logits by the tokens it has generated. Its row waits for each of its tokens; no other row does. Called by
-    one thread at a time, but not always by the same."""
+    """Edits one request's logits by the tokens it has generated. Only its own row waits for each of its tokens. Called by one
+    thread at a time, not always the same thread."""
 
     def edit(self) -> LogitsEdit:
         """The edit for the next token. Called once before the first token, and once after each `push`."""
@@ -47,7 +47,7 @@ class HostLogitsProcessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StopVerdict:
-    """withheld: number of newest tokens that may be part of a stop string, or are. stopped: the text ends within them."""
+    """withheld: number of newest tokens that are, or may become, part of a stop string. stopped: the text ends within them."""
 
     withheld: int
     stopped: bool

@@ -170,8 +170,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Keeps ids whose logit is within this number of standard deviations of the largest, 0 to 100. 0 keeps all."""
 
     code_temperature: Annotated[float | None, replace(_TEMPERATURE, default=1.0, of_codes=True)] = None
-    """Temperature of a codec frame's codes after the first; the first is the token, which all else is about. 0 if `temperature` is,
-    unless the request gives this one."""
+    """Temperature of a codec frame's codes after the first. The first code is the token, to which the parameters without `code_`
+    apply. A request without this parameter gets 0 if its `temperature` is 0."""
 
     code_top_k: Annotated[int | None, replace(_TOP_K, of_codes=True)] = None
     """`top_k` of these codes."""
@@ -236,7 +236,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Logits processors to apply, by name, each with its arguments."""
 
     def __post_init__(self) -> None:
-        # As other libraries write them; normalized here, so that the rest of the code reads one form.
+        # Accepts the forms of other libraries and normalizes them, so that the rest of the code reads one form.
         for name in ("stop", "bad_words"):
             if isinstance(value := getattr(self, name), str):
                 msgspec.structs.force_setattr(self, name, (value,))

@@ -17,7 +17,7 @@ def check_key(server: Server, authorization: str) -> None:
     if not keys:
         return
     scheme, _, given = authorization.strip().partition(" ")
-    # All keys are compared, each in constant time: the time says nothing of any.
+    # Compares all keys, each in constant time, so that the time reveals nothing about a key.
     matches = [hmac.compare_digest(given.strip().encode("utf-8", "replace"), key.encode()) for key in keys]
     if scheme.lower() != "bearer" or not any(matches):
         problem = "has no valid key" if authorization else "is missing"
@@ -52,7 +52,7 @@ def check_origin(server: Server, headers: Mapping[str, str]) -> None:
 
 
 _UNREGISTERED = ("localhost", "local", "internal", "home.arpa")
-"""Domains in which nobody can have a name on the internet."""
+"""Domains without public names on the internet."""
 
 
 def _trusted_name(origin: str, listening: str) -> bool:

@@ -35,8 +35,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActivityFeed:
-    """Readings that all watchers share: a second watcher adds no load to the engine, and without watchers nothing is read. It reads
-    in another thread than the event loop's. An engine in a process of its own answers between two steps.
+    """Readings that all watchers share: a second watcher adds no load to the engine, and without watchers there are no readings. It
+    reads in another thread than the event loop's. An engine in a process of its own answers between two steps.
 
     For the event loop's thread. `end` ends the watchers, which otherwise run forever.
     """

@@ -12,10 +12,10 @@ _KEPT = 8 * 2**20
 
 
 def return_large_buffers() -> bool:
-    """Has glibc map buffers of a mebibyte and more one by one, so that each is returned when it is freed. By default it does so
-    only until a larger one was freed: from then on, buffers of up to 32 MiB (bodies, base64, pictures as files, rows of pixels)
-    come from heaps, whose free parts stay with the process. A new mapping costs its page faults, 0.25 ms for a mebibyte, little
-    compared with the work on such a buffer. Returns False, without effect, for other C libraries and if the environment sets
+    """Makes glibc map each buffer of at least a mebibyte separately, and so return it to the system when it is freed. By default
+    glibc stops this when a larger buffer is freed: from then on, buffers of up to 32 MiB (bodies, base64, pictures as files, rows
+    of pixels) come from heaps, whose free parts stay with the process. A new mapping costs its page faults, 0.25 ms for a mebibyte,
+    little compared with the work on such a buffer. Returns False, without effect, for other C libraries and if the environment sets
     `MALLOC_MMAP_THRESHOLD_` or `GLIBC_TUNABLES`. It affects the whole process, so only a dedicated server process should call it.
     """
     if platform.libc_ver()[0] != "glibc" or "MALLOC_MMAP_THRESHOLD_" in os.environ or "GLIBC_TUNABLES" in os.environ:

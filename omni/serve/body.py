@@ -88,8 +88,8 @@ def split_sampling(body: Mapping[str, Any], without: frozenset[str]) -> tuple[di
 
 
 def check_surrogates(text: str | bytes) -> None:
-    """Raises InputError, naming the field, for a lone surrogate in JSON, which msgspec takes for a fault of the syntax. Returns for
-    any other fault."""
+    """Raises InputError, naming the field, for a lone surrogate in JSON, which msgspec takes for a fault of the syntax. Does not
+    raise for any other fault."""
     try:
         whole = text.decode(errors="surrogatepass") if isinstance(text, bytes) else text
         waiting: list[tuple[str, object]] = [("", json.loads(whole))]

@@ -4,7 +4,7 @@ import asyncio
 
 
 class Drain:
-    """begun: whether the server takes no requests any more. For the event loop's thread; waiters may be of several loops."""
+    """begun: whether the server has stopped taking requests. For the event loop's thread; waiters may be of several loops."""
 
     def __init__(self) -> None:
         self.begun = False

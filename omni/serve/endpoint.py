@@ -106,7 +106,7 @@ class _Exchange:
         self._since = time.perf_counter()
 
     async def send(self, message: Message) -> None:
-        """Raises ClientGone if the client takes nothing for too long."""
+        """Raises ClientGone if the client reads no data for too long."""
         if message["type"] == "http.response.start":
             self.started, self.status = True, message["status"]
         try:

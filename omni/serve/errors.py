@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from omni.errors import InputError, LostPeerError, OverloadedError, StageError, said, shortened
+from omni.errors import InputError, LostPeerError, OverloadedError, StageError, error_text, shortened
 
 _log = logging.getLogger("omni.serve")
 
@@ -66,8 +66,8 @@ _FAILED = "the server failed while it answered; its log has the error, by the re
 
 
 def describe(error: BaseException, retry_after: int) -> Described:
-    """retry_after: seconds, of errors that a retry may not meet. The client, who cannot change settings of the server, gets no
-    `operator_remedy`, and of a fault of the server no details."""
+    """retry_after: seconds, for transient errors. Clients cannot change settings of the server, so they get no `operator_remedy`,
+    and no details of the server's faults."""
     retry = {"retry-after": str(retry_after)}
     match error:
         case HttpError():
@@ -92,11 +92,11 @@ def _for_client(error: InputError) -> str:
 
 
 def reported(error: BaseException, request_id: str, retry_after: int) -> Described:
-    """`describe`, and a line in the log: for a fault of the server or a plugin, with its traceback; for a refusal, with what the
-    operator can do."""
+    """`describe`, and a line in the log: with the traceback for a fault of the server or a plugin, with the operator's remedy for a
+    refusal."""
     described = describe(error, retry_after)
     if described.internal:
-        _log.error("%s failed: %s", request_id, said(error), exc_info=error)
+        _log.error("%s failed: %s", request_id, error_text(error), exc_info=error)
     elif isinstance(error, InputError | OverloadedError) and error.operator_remedy:
         refusal = shortened(f"{error.field}: {error.problem}; {error.remedy}")
         _log.info("%s is refused: %s (the operator can %s)", request_id, refusal, error.operator_remedy)

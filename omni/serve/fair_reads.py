@@ -9,7 +9,7 @@ _LONG_SECONDS = 4e-3
 
 class FairReads(asyncio.BufferedProtocol):
     """For a protocol of `data_received`. asyncio gives up to 256 KiB at once, which may be 40,000 frames or chunks of a few bytes:
-    their parser would hold everybody up for a second. After a piece that took long, less is read at once; otherwise more."""
+    parsing them would delay all clients for a second. After a piece that took long, less is read at once; otherwise more."""
 
     _room = 2**12
     _buffer = bytearray()

@@ -63,8 +63,8 @@ class ServeLimits:
         self.refused = 0
 
     def check(self, answers: int = 1, *, held: int = 0) -> None:
-        """Raises OverloadedError if there is no room for so many answers, InputError if there never is. held: those of them that
-        have room already."""
+        """Raises OverloadedError if there is no room for this number of answers now, InputError if there never is. held: those of
+        them that have room already."""
         most = self._options.max_requests
         if answers > most:
             problem, remedy = f"asks for {counted(answers, 'answer')}", f"ask for at most {most:,} in one request"

@@ -7,9 +7,9 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Limits and waiting times of the server. Allowed sources of media are the model's setting, `frontend.media`.
 
     host, port: where it listens; port 0 takes a free one.
-    api_keys: one of them is asked for as `Authorization: Bearer KEY`; without any, everyone is served.
+    api_keys: requests must have one of them, as `Authorization: Bearer KEY`; without keys, every client is served.
     model_names: names of the model in requests, the first in answers; none is the name it was opened by.
-    voices: voices of the model by further names; OpenAI's names among them stand for these voices.
+    voices: voices of the model by further names; OpenAI's names among them then mean these voices.
     max_requests: answers under way at once, waiting ones included; more are refused with 503 and `Retry-After`.
     max_body_bytes: of one request. max_upload_bytes: of a file to transcribe.
     max_held_bytes: of the bodies of all requests under way.
@@ -72,7 +72,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("encoder_processes must be 0 to 64")
         if self.drain_seconds < 0:
             raise ValueError("drain_seconds must be at least 0")
-        # `Authorization` is ASCII, and a key with a space could not be told from a malformed header.
+        # `Authorization` is ASCII, and a header with a space in its key would look malformed.
         if not all(key and key.isascii() and key.isprintable() and " " not in key for key in self.api_keys):
             raise ValueError("api_keys must be printable ASCII without spaces, and not empty")
         if not all(self.model_names):

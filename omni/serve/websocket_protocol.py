@@ -7,7 +7,7 @@ from websockets.frames import CloseCode, Frame
 from omni.serve.fair_reads import FairReads
 
 MOST_FRAMES = 2**14
-"""Of one message: each takes memory, and an empty one counts for nothing in the size of the message."""
+"""Maximum frames of one message: each takes memory, and empty ones do not add to the size of the message."""
 
 
 class BoundedWebsocket(FairReads, WebSocketsSansIOProtocol):

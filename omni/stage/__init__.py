@@ -1,6 +1,6 @@
 """The stage contract: stage kinds, loaded stages, stage workers and their messages."""
 
-from omni.payload.copier import PayloadCopier, Receipt, Transfer, as_matrix
+from omni.payload.copier import CopyResult, PayloadCopier, Transfer, as_matrix
 from omni.stage.base import (
     ExpertParallelKind,
     Footprint,
@@ -40,6 +40,7 @@ __all__ = [
     "MOST_ROWS",
     "ROW_NUMBERS",
     "Abort",
+    "CopyResult",
     "Done",
     "Ended",
     "ExpertParallelKind",
@@ -62,7 +63,6 @@ __all__ = [
     "PipelineParallelKind",
     "PlainStage",
     "Produced",
-    "Receipt",
     "Resume",
     "RowCost",
     "RowStage",

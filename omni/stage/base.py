@@ -99,8 +99,8 @@ class StageWorker(Protocol):
 
     def poll(self) -> bool:
         """The first part of `tick`: reads results and copies inputs, but launches no step. The engine calls it before
-        every tick of any stage, so that no payload waits while another step is launched. A stage that leaves this out
-        does everything in `tick`. Returns whether anything happened; an exception is one of `tick`."""
+        every tick of any stage, so that no payload waits while another step is launched. A stage that does not override it does
+        everything in `tick`. Returns whether anything happened; an exception is one of `tick`."""
         return False
 
     def check(self, sampling: SamplingParams, field: str) -> None:

@@ -1,4 +1,5 @@
-"""The listeners of spoken answers. Slack is the sound that lies ahead of a listener, who plays it from the first sound on."""
+"""The listeners of spoken answers. Slack is the length of the delivered sound that a listener has not played yet; playing begins
+with the first sound."""
 
 import math
 import time
@@ -6,10 +7,10 @@ from collections.abc import Callable
 
 
 class Listener:
-    """One listener. A slack below 0 is an underrun: the listener has heard nothing for this time, and later sound is played later
-    by as much. Times are in seconds of any monotonic clock.
+    """One listener. A slack below 0 is an underrun: a silence of this length, by which all later sound is delayed. Times are in
+    seconds of any monotonic clock.
 
-    played_until: when the sound given so far is played; None before the first.
+    played_until: the end of playing the sound given so far; None before the first.
     """
 
     __slots__ = ("played_until",)
@@ -17,8 +18,8 @@ class Listener:
     def __init__(self) -> None:
         self.played_until: float | None = None
 
-    def hear(self, now: float, sound: float) -> float | None:
-        """A chunk comes. sound: its length. Returns the slack; None for the first chunk."""
+    def add_sound(self, now: float, sound: float) -> float | None:
+        """Adds a chunk. sound: its length. Returns the slack; None for the first chunk."""
         until = self.played_until
         if until is None:
             self.played_until = now + sound
@@ -31,7 +32,7 @@ class Listeners:
     """The listeners of an engine's requests. The engine writes it when sound is given out, and stages read it when they schedule,
     all on the engine's thread.
 
-    A request without a listener (no sound was asked for, or it is made by another engine) has infinite slack.
+    A request without a listener (no sound was requested, or another engine makes it) has infinite slack.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, short: float = 0.3) -> None:
@@ -42,30 +43,30 @@ class Listeners:
         self._coming: dict[str, None] = {}
         self._awaited: dict[str, None] = {}
         self._earliest: float | None = math.inf
-        """The first `played_until`; None if it has to be looked for."""
+        """The first `played_until`; None if it has to be searched for."""
         self.anyone = False
         """Whether a request has a listener."""
         self.underruns = 0
-        """Chunks that came after their listener had heard nothing for a while."""
+        """Number of chunks that arrived after an underrun had begun."""
 
     def join(self, request_id: str) -> None:
-        """A request is opened that someone will listen to."""
+        """Adds a request with a listener."""
         self._listeners[request_id] = Listener()
         self._coming[request_id] = None
         self.anyone = True
 
-    def approach(self, request_id: str) -> None:
+    def reach_sound_stages(self, request_id: str) -> None:
         """The request has reached the stages that make its sound. A no-op without a listener, and when repeated."""
         if self._coming and request_id in self._coming:
             del self._coming[request_id]
             self._awaited[request_id] = None
 
-    def hear(self, request_id: str, sound: float) -> None:
+    def add_sound(self, request_id: str, sound: float) -> None:
         """Sound is given out, `sound` seconds. A no-op without a listener."""
         listener = self._listeners.get(request_id)
         if listener is None or not sound:
             return
-        slack = listener.hear(self._clock(), sound)
+        slack = listener.add_sound(self._clock(), sound)
         if slack is None:
             self._forget_wait(request_id)
         self._earliest = None
@@ -102,7 +103,7 @@ class Listeners:
 
     @property
     def waiting(self) -> bool:
-        """Whether someone waits for the first sound of a request, wherever that is."""
+        """Whether a listener waits for first sound, with its request at any stage."""
         return bool(self._coming or self._awaited)
 
     @property
@@ -115,5 +116,5 @@ class Listeners:
 
     @property
     def short(self) -> bool:
-        """Whether someone's slack is short."""
+        """Whether the slack of a listener is short."""
         return self.anyone and self.least < self._short

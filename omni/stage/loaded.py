@@ -1,4 +1,4 @@
-"""Building blocks of loaded stages: the model, stages without pages, progress bars, and requests made up for start-up."""
+"""Building blocks of loaded stages: the model, stages without pages, progress bars, and artificial requests for start-up."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -26,11 +26,9 @@ SizeT = TypeVar("SizeT")
 
 
 def build_model(context: StageContext, expected: type[ModelT]) -> ModelT:
-    """Calls the function `Stage.model`: `(StageContext) -> model`, on the context's device, weights loaded.
-
-    Raises ConfigError if the stage names no function, or if the result is not an `expected` or does not fit the device, and
-    PluginError for a function of another signature, or one that has read no weight for its parameters. Propagates the function's
-    errors.
+    """Calls the function `Stage.model`: `(StageContext) -> model`, on the context's device, weights loaded. Raises ConfigError if
+    the stage has no function, or if the result is not an `expected` or does not fit the device, and PluginError for a function of
+    another signature, or one that has not read weights for its parameters. Propagates the function's errors.
     """
     stage = context.stage
     field = f"pipeline.stages.{stage.name}.model"
@@ -222,8 +220,8 @@ def capture_progress(stage: str, sizes: Sequence[SizeT]) -> Iterator[SizeT]:
 def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[Inbound]) -> None:
     """Sends `messages` to the worker of stage `name` and drives it until the requests that they open are finished.
 
-    Waits for the device after every tick: only at start-up. Raises a failed request's error, or the error of full memory
-    that it is due to, and StageError if a request is unfinished and nothing happens any more.
+    Waits for the device after every tick: only at start-up. Raises a failed request's error, or the out-of-memory error behind it,
+    and StageError if a request is unfinished and no further progress occurs.
     """
     under_way = {message.request_id for message in messages if isinstance(message, Open)}
     worker.inbox.extend(messages)

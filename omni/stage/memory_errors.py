@@ -45,7 +45,7 @@ def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] 
 
 
 def full_memory(error: BaseException) -> BaseException | None:
-    """The error of full memory that `error` is, or is caused by; None if it has another reason."""
+    """The out-of-memory error that `error` is, or is caused by; None if it has another reason."""
     cause: BaseException | None = error
     while cause is not None:
         # The CPU's allocator has no exception type of its own.
@@ -57,7 +57,7 @@ def full_memory(error: BaseException) -> BaseException | None:
 
 
 def _full_host(error: BaseException, stage: str, what: str, device: Device, options: Sequence[str]) -> NoRoomError:
-    """The error of memory that the stage allocated on the host, while the device had some, or needs none (`MetaDevice`)."""
+    """The error of a failed host allocation: the device had free memory, or needs none (`MetaDevice`)."""
     measured = ", while its footprint was measured without a device" if device.torch_device.type == "meta" else ""
     problem = with_place(f"the host has no room for {what} of stage {stage!r}{measured}", origin_outside(error))
     larger = "create tensors on the device of the StageContext, or free memory of the host"

@@ -12,8 +12,9 @@ The messages of a request keep their order. A payload's memory belongs to its pr
 | free | earlier reads are complete too: the producer may reuse the memory | `Ref.freed` | producer |
 
 Three objects represent a payload under way: the connector's `Ref` at its producer, the consumer's `Lease` on the
-connector's `Pending`, and the producer's `Credit` (`omni.engine.credit`). By reference, a payload is released and free
-when the consumer's lease is; a connector that copies it does so once its copies are launched and complete.
+connector's `Pending`, and the producer's `Credit` (`omni.engine.credit`). A payload passed by reference is released and freed with
+the consumer's lease. A payload that the connector copies is released once its copies are launched, and freed once they are
+complete.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ class Open:
     """Opens a request at this stage.
 
     inputs: the edges (or `"frontend"`) that will feed it.
-    rank: priority and arrival number; the lower is served first. Unique among the engine's requests.
+    order: the serving order, priority and arrival number; the lowest is served first. Unique among the engine's requests.
     cache_salt: requests of different salts share no cached state.
     sample_index: the number of this sample among those of one user request; samples with one seed draw different
         tokens.
@@ -44,7 +45,7 @@ class Open:
     sampling: SamplingParams
     inputs: frozenset[str]
     _: KW_ONLY
-    rank: tuple[int, int] = (0, 0)
+    order: tuple[int, int] = (0, 0)
     cache_salt: str = ""
     sample_index: int = 0
     rules: HostRules = NO_RULES
@@ -159,7 +160,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`source` (an edge, or `"frontend"`) sends no further input."""
+    """The end of the inputs from `source` (an edge, or `"frontend"`)."""
 
     request_id: str
     source: str

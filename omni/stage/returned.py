@@ -1,5 +1,5 @@
-"""Checks of the results of methods: a model's tensors, by shape and dtype alone, so that nothing waits for the device, and whether
-a worker did something."""
+"""Checks of the results of methods: tensors of a model, by shape and dtype alone, so without a wait for the device, and the truth
+value of a worker's result."""
 
 from collections.abc import Sequence
 from types import CoroutineType, MethodType
@@ -10,14 +10,15 @@ from omni.errors import ReturnedError, type_of
 
 
 def method_name(code: object, what: str) -> str:
-    """`what` a method gave, with the class of the method's object, for an error: `"Talker.forward"`."""
+    """The method's name, preceded by the class of its object, for an error: `"Talker.forward"`. what: the name without the
+    class."""
     return f"{type(code.__self__).__name__}.{what}" if isinstance(code, MethodType) else what
 
 
 def checked_moved(returned: object, method: str, code: object) -> bool:
     """Whether a worker's method did something: the truth value of its result. method, code: the name of the method, and the method.
 
-    Raises ReturnedError for an object that is always true, such as a generator or a coroutine, of which nothing has run.
+    Raises ReturnedError for an object that is always true, such as a generator or a coroutine, whose code has not run.
     """
     if any("__bool__" in vars(kind) or "__len__" in vars(kind) for kind in type(returned).__mro__):
         return bool(returned)

@@ -10,8 +10,8 @@ from omni.stage.base import LoadedStage
 
 MOST_ROWS = 128
 """The maximum number of rows that follows from memory, on a GPU. All rows of a batch wait for its step, which takes longer with
-each. So beyond some number a crowd starts sooner and every stream of it is slower, until speech comes no faster than it is heard.
-Each of `BATCH_SIZES` also takes time at start. `max_num_seqs` sets any other number."""
+each. So with more rows, many requests at once start sooner, but each stream is slower, until speech is made no faster than it is
+played. Each of `BATCH_SIZES` also takes time at start. `max_num_seqs` sets any other number."""
 ROW_NUMBERS = tuple(size for size in BATCH_SIZES if size <= MOST_ROWS)
 """The numbers of rows that memory chooses from: captured ones, so that a full batch is not padded."""
 MOST_CPU_ROWS = 32
@@ -36,7 +36,7 @@ class RowStage(LoadedStage, Protocol):
 
     @property
     def rows(self) -> int:
-        """The present number of rows. The footprint is that of so many."""
+        """The present number of rows, to which the footprint belongs."""
 
     @property
     def chosen_rows(self) -> int | None:

@@ -14,11 +14,11 @@ from omni.errors import (
     OmniError,
     ReturnedError,
     StageError,
+    as_omni_error,
     exception_of,
-    known,
     name_of,
     notes_of,
-    plain,
+    printable_error,
     quoted,
     type_of,
 )
@@ -58,8 +58,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     Releases inputs that arrive after their request has finished, failed or been aborted here.
 
-    phase_model: of the stage's phases, named in their errors. An error of a phase with no line of a plugin, such as a shape that
-    torch refuses, is the model's. None if there is none.
+    phase_model: of the stage's phases, named in their errors. An error of a phase whose traceback has no code of a plugin, such as
+    a shape that torch refuses, is attributed to the model. None without a model.
     """
 
     phase_model: object = None
@@ -84,7 +84,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @abstractmethod
     def end(self, request: RequestT, source: str) -> None:
-        """`source` sends no further input."""
+        """The inputs from `source` have ended."""
 
     @abstractmethod
     def pause(self, request: RequestT) -> None:
@@ -185,7 +185,9 @@ class MailboxWorker(ABC, Generic[RequestT]):
     def retried(self, batch: str, error: Exception) -> None:
         """Counts and logs a retry. Retries also hide our own bugs: tests fail on them (`omni.testing.no_retries`)."""
         self.retries += 1
-        _log.warning("%s: %s failed; its parts run again, each alone", self.name, batch, exc_info=plain(error))
+        _log.warning(
+            "%s: %s failed; its parts run again, each alone", self.name, batch, exc_info=printable_error(error)
+        )
 
     def _known(self, doing: str, error: Exception) -> OmniError:
         notes = notes_of(error)  # names the phase, see Device.launch
@@ -194,7 +196,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
         if notes and self.phase_model is not None and worked_on(error, self.phase_model):
             code = type(self.phase_model)
             doing = f"{doing} of {name_of(type(self.phase_model))}"
-        return known(self.name, ", ".join([doing, *notes]), error, code)
+        return as_omni_error(self.name, ", ".join([doing, *notes]), error, code)
 
     def _dispatch(self, message: Inbound) -> None:
         if isinstance(message, Open):

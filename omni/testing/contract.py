@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 
 class Contract:
-    """Raises AssertionErrors of the checks of one contract. name: of what it is about."""
+    """Raises AssertionErrors of the checks of one contract. name: of the checked object."""
 
     def __init__(self, name: str) -> None:
         self._broken = f"{name} contract broken"

@@ -1,4 +1,4 @@
-"""Devices on which a chosen launch fails, and an owner of memory that writes over it as soon as it may."""
+"""Devices on which a chosen launch fails, and an owner of memory that overwrites it as soon as allowed."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -48,11 +48,11 @@ class Faults:
         return self.planted
 
     def own(self, stream: Stream) -> None:
-        """Notes whose stream it is: streams bear their stage's name."""
+        """Records the stage of the stream: streams have their stage's name."""
         self._owners[id(stream)] = (stream, stream.name.removesuffix("-copy"))
 
     def call(self, place: Place, action: Callable[[], T], fail: Callable[[], NoReturn]) -> T:
-        """Acts, or fails, or both."""
+        """Runs the action, raises the planted error, or both."""
         if self.planted is not None and self.planted.place[0] == ANY:
             place = (ANY, place[1])
         number = self.seen[place]
@@ -139,7 +139,7 @@ REUSED = 7
 
 
 class Owner:
-    """The owner of memory that stages read: it writes over the memory, on a stream of its own, as soon as it may."""
+    """The owner of memory that stages read. It overwrites the memory, on a stream of its own, as soon as allowed."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -148,7 +148,7 @@ class Owner:
 
     @property
     def waiting(self) -> int:
-        """Number of lent tensors that it may not write yet."""
+        """Number of lent tensors that are still in use."""
         return len(self._lent)
 
     def lend(self, ref: Ref, *memory: Tensor) -> None:

@@ -8,7 +8,7 @@ from omni.errors import ConfigError
 from omni.timeline.export import write_trace
 from omni.timeline.timeline import Timeline
 from omni.timeline.trace import Trace
-from omni.utils.files import why_not
+from omni.utils.files import write_problem
 
 REMEDY = "give the name of a file in a folder that can be written"
 
@@ -22,7 +22,7 @@ class TimelineFile(Timeline):
         self, path: str, device: Device, stages: tuple[str, ...], take: Callable[[Trace], object] | None = None
     ) -> None:
         """take: gets the recording on `close`, to write it elsewhere. Raises ConfigError for a path that cannot be written."""
-        problem = why_not(path)
+        problem = write_problem(path)
         if problem is not None:
             raise ConfigError("engine.timeline", problem, REMEDY)
         super().__init__(device, stages)

@@ -33,12 +33,12 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that only decode. Between two consecutive ones, all None without such pairs:
 
     period: on the device, from the start of one to the start of the next.
-    idle: time in which nothing of the stage's stream ran, from the last phase of one to the first of the next.
+    idle: time in which the stage's stream was idle, from the last phase of one to the first of the next.
     launch_gap: on the host, from the end of one's last launch to the next one's first.
     launch_period: on the host, from first launch to first launch.
     behind_token: on the device, from the token point of one to the start of the next: the delay beside the wait for tokens.
 
-    Inside one: waits: time in which nothing of the stage's stream ran because the host was late. categories: time on it by
+    Inside one: waits: time in which the stage's stream was idle because the host was late. categories: time on it by
     category.
     """
 
@@ -128,7 +128,7 @@ class DraftReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
     """A stream beside the main ones. busy: the time in which one of its phases ran. hidden: the share of it in which the main
-    stream of its stage (of any stage, if its stage has none) ran too, so that the stream delayed nothing by itself."""
+    stream of its stage (of any stage, if its stage has none) ran too, so that the stream itself caused no delay."""
 
     stage: str
     lane: str

@@ -85,7 +85,7 @@ def generation_config(tokenizer: Any) -> GenerationConfig:
 
 
 def byte_tokenizer(special: Sequence[str], **roles: str) -> PreTrainedTokenizerFast:
-    """A tokenizer without words, the 256 bytes and then special tokens, for `save_pretrained`: for text that does not matter.
+    """A tokenizer without words, the 256 bytes and then special tokens, for `save_pretrained`: for models without meaningful text.
     roles: special tokens known to transformers, such as `eos_token`, which come first. special: the others."""
     alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     words = Tokenizer(models.BPE(alphabet, []))

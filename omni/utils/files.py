@@ -53,7 +53,7 @@ def filling(directory: Path) -> Iterator[Path]:
         _unmake(made)
 
 
-def why_not(path: PathLike) -> str | None:
+def write_problem(path: PathLike) -> str | None:
     """The reason why `path` cannot be written as a file; None if it can. Changes nothing."""
     try:
         part = _part(path)

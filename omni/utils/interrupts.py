@@ -12,8 +12,8 @@ def ignore_interrupts() -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an error is the user's Ctrl-C, which Python raises in the main thread only. Elsewhere a plugin has raised it, and
-    it is an error as any other."""
+    """Whether an error is the user's Ctrl-C, which Python raises in the main thread only. In other threads a plugin has raised it,
+    and it is an error like any other."""
     return (  # `isinstance` also asks for `__class__`, which may be a property of a plugin's exception
         issubclass(type(error), KeyboardInterrupt)
         and not _ignored

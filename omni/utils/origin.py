@@ -59,8 +59,8 @@ def origin_of_module(module: ModuleType) -> str:
 
 
 def worked_on(error: BaseException, thing: object) -> bool:
-    """Whether omni's code was working on `thing`, a local variable of it, when the error was raised: then the cause may be what
-    `thing` returned. False if a plugin's code raised it."""
+    """Whether omni's code was working on `thing`, a local variable of it, when the error was raised: then a result of `thing` may
+    be the cause. False if a plugin's code raised it."""
     frames = [frame for frame, _ in _frames(error)]
     if any(_of_plugin(frame) and not _is_own(_package(frame)) for frame in frames):
         return False

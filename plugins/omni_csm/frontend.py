@@ -89,7 +89,7 @@ class CsmFrontend(TokenizedFrontend):
         for index, message in enumerate(chat.messages):
             text = "".join(part.text for part in message.content if isinstance(part, TextPart))
             if self._reserved in text:
-                problem = f"holds {self._reserved!r}, which stands for sound"
+                problem = f"holds {self._reserved!r}, a placeholder of sound"
                 raise InputError(f"messages[{index}].content", problem, "remove it")
 
     def _sound(self, part: AudioPart) -> Media:

@@ -132,7 +132,7 @@ def _talker(hf: Any) -> TalkerConfig:
     talker, text = hf.talker_config, hf.talker_config.text_config
     values = talker.to_dict()
     return TalkerConfig(
-        # All layers of the talker are mixtures with a shared expert, whatever the sparse-step fields are.
+        # All layers of the talker are mixtures with a shared expert, independent of the sparse-step fields.
         decoder=msgspec.structs.replace(
             decoder_config(text, "talker_config.text_config", reads_chats=True),
             shared_expert_width=text.shared_expert_intermediate_size,

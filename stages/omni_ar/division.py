@@ -19,12 +19,12 @@ _OTHER = 2**62
 
 
 _CLOSE = 1.01
-"""A ratio of times that are taken for equal."""
+"""Ratio up to which two times count as equal."""
 
 
 def balanced_layers(num_layers: int, layers: Sequence[int], times: Sequence[float]) -> tuple[int, ...]:
-    """The numbers of layers with which the slowest part takes the least time. Of equally good ones, the last part has the fewest:
-    it also sends the tokens to the others and to the host, which is not in its time.
+    """The numbers of layers with which the slowest part takes the least time. Among equally good divisions, that with the fewest
+    layers in the last part, since this part also sends the tokens to the others and to the host, which its time does not include.
 
     layers, times: numbers of layers of each part, and the time of its step with them. The time of the last part beyond its layers
     is for logits, sampling and codes."""
@@ -52,7 +52,7 @@ def measured_part(context: StageContext, model: ArModel, part: PipelinePart) -> 
         own = median(LoadedAr(context, model).time_decodes())
     times = [_time_of(ranks, position, own) for position in range(part.size)]
     if max(times) >= _OTHER:
-        return part  # a rank that is alone, for footprints
+        return part  # a rank without peers, for footprints
     num_layers = len(decoder_of(model).layers)
     even = [len(replace(part, position=position).held(num_layers)) for position in range(part.size)]
     layers = balanced_layers(num_layers, even, times)

@@ -106,7 +106,7 @@ def sampling_defaults(
     unsupported: dict[str, object] = {"sequence_bias": []} if biases is None else {}
     # `max_length` counts prompt and text together; it applies only without `max_new_tokens`.
     if values["max_tokens"] is None:
-        unsupported["max_length"] = 20  # transformers takes 20 for its own default
+        unsupported["max_length"] = 20  # transformers interprets 20 as its own default
     if not values["min_tokens"] and ends:
         unsupported["min_length"] = 0
     _warn(given, unsupported, file.do_sample)

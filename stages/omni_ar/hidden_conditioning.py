@@ -28,7 +28,7 @@ class HiddenConditioning:
     """Feeds the speaker one hidden state per step: the first token's is part of the prompt, each later one conditions a step.
 
     `eos` replaces the last token, whether that is an end id or not. With fewer than two tokens there is no speech. Where a stop
-    string or a grammar ends the text, every emitted hidden state is used: the last token is one that was not emitted.
+    string or a grammar ends the text, every emitted hidden state is used: the last sampled token was not emitted.
     """
 
     def __init__(self, args: msgspec.Struct | None) -> None:

@@ -119,14 +119,14 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptHidden(msgspec.Struct, frozen=True, kw_only=True):
-    """Output: hidden states of the prompt's `payload_positions`, in that order. Tensor `hidden`: a page slice."""
+    """Output: hidden states of the prompt's `payload_positions`, in the order of these. Tensor `hidden`: a page slice."""
 
 
 class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
     """Output of a model that emits its tokens' hidden states. Tensor `hidden`: a page slice `[1, D]`. index: number of the
-    generated token, from 0. The hidden state is that of the position the token was sampled from: the prompt's last position for
-    token 0, the position of token i - 1 for token i. It is emitted with token i - 1, also where token i is withheld because a stop
-    string ends the text, or does not exist because a grammar ends it."""
+    generated token, from 0. The hidden state belongs to the position that the token was sampled from: the prompt's last position
+    for token 0, the position of token i - 1 for token i. It is emitted with token i - 1, also where token i is withheld because a
+    stop string ends the text, or does not exist because a grammar ends it."""
 
     index: int
 

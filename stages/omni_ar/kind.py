@@ -42,8 +42,8 @@ class ArStageKind:
 
 def build_part(context: StageContext) -> ArModel:
     """The stage's model, weights loaded: the part of this engine's rank, or a whole one. Raises ConfigError if its sequence of
-    layers or its experts cannot be cut as the settings say; that is found out on the meta device, before there are processes for
-    the ranks, and before weights are read."""
+    layers or its experts cannot be cut as the settings say; the meta device shows that before processes of ranks start and before
+    weights are read."""
     part = _pipeline_part(context)
     if part is not None and _pipeline_layers(context) == MEASURED and not isinstance(context.ranks, EqualRanks):
         # An even part first, with random weights.
@@ -70,7 +70,7 @@ def _build(context: StageContext, part: PipelinePart | None) -> ArModel:
 
 
 def _log_whole(context: StageContext, model: ArModel) -> None:
-    """Warns, at rank 0, of parts of layers that are whole since the ranks do not divide them."""
+    """Warns, at rank 0, of parts of layers that stay whole because their sizes are not divisible by the number of ranks."""
     if context.ranks is None or context.ranks.tensor is None or context.ranks.rank:
         return
     layers = [
@@ -135,7 +135,7 @@ def _pipeline_layers(context: StageContext) -> tuple[int, ...] | Literal["measur
     layers = _options_of(context).pipeline_layers
     if layers is not None:
         return layers
-    # Times of a CPU with other work vary too much to divide layers by.
+    # On a CPU with other work, times vary too much for a division of layers.
     return MEASURED if context.device.torch_device.type == "cuda" else ()
 
 
@@ -145,8 +145,8 @@ def _options_of(context: StageContext) -> ArOptions:
 
 
 def _keep_shape(model: ArModel) -> None:
-    """Makes `model.shape` the value that it has now, with the key and value heads of this rank's layers. A family computes it
-    from its config, in the partition of the caller, and it is read outside of the partition later."""
+    """Stores the present value of `model.shape`, with the key and value heads of this rank's layers. A family's `shape` depends on
+    the caller's partition, and later readers are outside of it."""
     family, shape = type(model), model.shape
     held = {layer.num_kv_heads for layer in model.modules() if isinstance(layer, Attention)}
     if len(held) == 1:

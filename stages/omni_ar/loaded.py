@@ -33,12 +33,12 @@ _ROWS = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
 """Options that reduce the buffers of rows and steps."""
 _COUNTED = 16
 _TIMED_ROWS = 32
-"""Rows of steps whose time is measured, if the number is not chosen: as many as keep the parts of a sequence of layers busy."""
+"""Rows of the measured steps, if the user chose no number: enough to keep all parts of a sequence of layers busy."""
 _TYPICAL_TOKENS = 1024
 _TYPICAL_SHARE = 8
 """A request of typical length: a spoken turn with a page of text or a picture before it, or a part of `max_model_len` where the
 user wants long ones. Pages for requests of full length would remain unused, or leave few rows. Longer requests take blocks of the
-prefix cache, and in the end those of others, which are preempted."""
+prefix cache, and finally preempt other requests."""
 
 
 class LoadedAr:
@@ -99,7 +99,8 @@ class LoadedAr:
         worker.close()
 
     def count_row(self) -> RowCost:
-        """Counts on the meta device, between two numbers of rows beyond which all buffers grow in proportion."""
+        """Counted on the meta device, as the difference between two numbers of rows that are large enough for all buffers to grow
+        in proportion."""
         few, many = (self._sketched_bytes(_COUNTED * count) for count in (1, 2))
         length, size = self._limits.max_model_len, self._limits.block_size
         typical = max(min(length, _TYPICAL_TOKENS), length // _TYPICAL_SHARE)
@@ -121,7 +122,7 @@ class LoadedAr:
         return Limits.of(name, self._options, self._model.shape, processors, rows, micro_batches)
 
     def _check_blocks(self) -> None:
-        """Raises ConfigError for `_HARDLY_ANY` blocks or fewer if no request of default length fits. More blocks are
+        """Raises ConfigError if at most `_HARDLY_ANY` blocks are given and no request of default length fits. More blocks are
         accepted, for requests that ask for fewer tokens."""
         chosen, size, length = self._options.num_blocks, self._limits.block_size, self._limits.max_model_len
         most = self._options.sampling.with_defaults(GREEDY).max_tokens

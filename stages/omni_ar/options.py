@@ -44,7 +44,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     effect for a request with stop strings or log-probabilities, or whose hidden states go to another stage token by token.
     prefix_cache: whether computed blocks are kept for prompts with the same prefix.
     check_logits: whether each step checks on the device that its logits are numbers; a request with others fails. It takes one more
-        pass over the logits. Without it, NaN is found where log-probabilities are asked for, or no id is left.
+        pass over the logits. Without it, NaN is found where log-probabilities are requested, or no id is left.
     hidden_layers: layers whose hidden states are kept for users and other stages (`omni.payload.RequestHiddenStates`), of every
     position. A token takes memory for as many more numbers as they are wide. 0 is the input embeddings, k the output of layer k,
     and the number of layers the final, normalized states.

@@ -5,8 +5,8 @@
 | state and `latents_RTM` of a row | `begin_windows`, `denoise_rows` | the same, and `render_part` | stream order |
 | upload of a step | the copy, after the step before | `denoise_rows` | stream order |
 
-The upload slot of a step is free after its copy, that is, after the last step but one. So at most two steps are in
-flight: one runs, one is queued behind it, and a new row joins the next.
+The upload slot of a step is free after its copy, that is, after the last step but one. So at most two steps are in flight: one runs
+and one is queued. A new row joins the step after these.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from omni_frames.store import FrameStore
 T = TypeVar("T")
 
 MOST_BEGUN = 2
-"""Maximum windows of one launch: drawing a window's noise takes the host 0.2 ms, for which other stages wait."""
+"""Maximum windows of one launch: other stages wait while the host draws their noise, 0.2 ms for each."""
 
 
 class WindowHead(NamedTuple, Generic[T]):
@@ -106,8 +106,8 @@ class Denoiser:
     def prepare_begin(
         self, requests: Sequence[DiffusionRequest], windows: Sequence[DenoisingWindow]
     ) -> Callable[[], None]:
-        """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their
-        beginning. Both can be retried after a failure."""
+        """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their beginning.
+        The call and the function can be retried after a failure."""
         size, graph = self._begin_graphs.find(None, len(requests))
         packed = np.zeros((size, self._columns), np.int64)
         packed[:, _COLUMNS.row], packed[:, _COLUMNS.frames] = self._null_row, self._sizes.block
@@ -211,5 +211,5 @@ def denoise_rows(
         problem = f"{type(model).__name__} gave latents {tuple(cleaner_BTM.shape)} for {tuple(noisy_BTM.shape)}"
         raise ReturnedError(problem, model.denoise)
     latents_RTM.index_copy_(0, rows_B, cleaner_BTM.to(torch.float32))
-    # The null row takes part in many steps without a new beginning, so its values would drift.
+    # The null row takes part in many steps of a single window, so its values would grow without bound.
     latents_RTM[-1].zero_()

@@ -16,9 +16,9 @@ class DiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_num_seqs: maximum number of requests that run at once; None derives it from memory, at most 128.
     first_chunk_blocks: blocks of a request's first chunk; fewer reduce the first-audio latency.
     chunk_blocks: blocks of every later chunk; more reduce the cost per block.
-    blocks_before: blocks in front of a chunk that are denoised again with it, as context. With 0, a model that supports
-    it carries state from window to window. With any other number these blocks replace the state. blocks_after: blocks
-    after a chunk that are denoised with it, as look-ahead; more reduce the error and increase the latency. num_steps:
+    blocks_before: blocks in front of a chunk that are denoised again with it, as context. With 0, a model with this ability carries
+    state from window to window. With any other number, these blocks replace the state. blocks_after: blocks after a chunk that are
+    denoised with it, as look-ahead; more reduce the error and increase the latency. num_steps:
     steps of the solver; None takes the model's default.
     guidance: strength of classifier-free guidance, 0 for none; None takes the model's default.
     tf32: whether products of float32 may be rounded to TF32 on a GPU, which is torch's default for convolutions only.

@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def products(tf32: bool) -> Iterator[None]:
-    """While entered, either all matrix products and convolutions may be rounded to TF32, or none.
+    """While entered, TF32 is allowed for all matrix products and convolutions, or for none.
 
     torch has one setting per process, so it is set during the launch of a phase: only the launching thread computes on
     a device. Captured launches keep the setting of their capture.

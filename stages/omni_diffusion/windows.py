@@ -96,8 +96,8 @@ class WindowSizes:
         return self.most_fresh + 2 * self.context
 
     def next(self, done: int, known: int, ended: bool) -> DenoisingWindow | None:
-        """The next window of a stream with `done` denoised and `known` available frames; None if it cannot begin yet. Depends on
-        the length of the stream, but never on the arrival times of its frames or of its end."""
+        """The next window of a stream with `done` denoised and `known` available frames; None if it cannot begin yet. The windows
+        depend on the length of the stream, never on the arrival times of its frames or its end."""
         chunk, context = (self.later if done else self.first), min(self.before, done)
         left = known - done
         if left >= chunk + self.after:

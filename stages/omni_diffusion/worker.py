@@ -15,7 +15,7 @@ from omni_diffusion.options import DiffusionOptions, beside_seed
 from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Noise, RenderPart, WindowSizes, read_noise
-from omni_frames.request import Arrival
+from omni_frames.request import ArrivedFrames
 from omni_frames.worker import FrameWorker
 
 
@@ -69,12 +69,12 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     def open(self, message: Open) -> DiffusionRequest:
         self.check(message.sampling, f"sampling.{self.name}")
         seed = message.sampling.with_defaults(self._options.sampling).seed
-        request = DiffusionRequest(message.request_id, set(message.inputs), message.rank)
+        request = DiffusionRequest(message.request_id, set(message.inputs), message.order)
         request.seed = secrets.randbits(63) if seed is None else seed
         request.sample_index = message.sample_index
         return request
 
-    def read(self, request: DiffusionRequest, message: Feed) -> Arrival | None:
+    def read(self, request: DiffusionRequest, message: Feed) -> ArrivedFrames | None:
         voice, model = message.payload.meta, self._model
         if not isinstance(voice, Voice):
             return super().read(request, message)

@@ -20,8 +20,8 @@ ContentKey: TypeAlias = tuple[str, str]
 
 
 class OutputCache:
-    """Outputs of at most `capacity` bytes in total: the least recently used are evicted. That only drops a reference: the worker
-    keeps the tensors of a payload until it is free."""
+    """Outputs of at most `capacity` bytes in total: the least recently used are evicted. An eviction only drops a reference: the
+    worker keeps the tensors of a payload until it is free."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -61,7 +61,7 @@ _POLLED = 32
 class _Held:
     produced: Produced
     outputs: Outputs
-    rank: tuple[int, int]
+    order: tuple[int, int]
 
 
 class HeldOutputs:
@@ -81,13 +81,13 @@ class HeldOutputs:
         return self._bytes >= self._limit
 
     @property
-    def first_rank(self) -> tuple[int, int]:
-        """The lowest rank of a request with held outputs. At the limit only requests up to it may add outputs: it could
-        not progress otherwise, and all others progress after its end."""
-        return min(held.rank for held in self._held)
+    def first_order(self) -> tuple[int, int]:
+        """The order of the first request with held outputs. At the limit, only requests up to this one may add outputs: otherwise
+        that request could not progress, and the others progress after its end."""
+        return min(held.order for held in self._held)
 
-    def add(self, produced: Produced, outputs: Outputs, rank: tuple[int, int]) -> None:
-        self._held.append(_Held(produced, outputs, rank))
+    def add(self, produced: Produced, outputs: Outputs, order: tuple[int, int]) -> None:
+        self._held.append(_Held(produced, outputs, order))
         self._bytes += size_of(outputs)
 
     def poll(self) -> bool:
@@ -108,13 +108,13 @@ class HeldOutputs:
 
 @dataclass(slots=True, eq=False)
 class EncoderRequest:
-    """A request until its end. rank: the lowest is encoded first. paused: whether a consumer is behind. items: received ones.
+    """A request until its end. order: the serving order. paused: whether a consumer is behind. items: received ones.
     cached: not encoded for this request. waiting: not emitted yet. kept: cached outputs of a paused request, with the items'
     indexes."""
 
     id: str
     open_sources: set[str]
-    rank: tuple[int, int] = (0, 0)
+    order: tuple[int, int] = (0, 0)
     cache_salt: str = ""
     items: int = 0
     cached: int = 0
@@ -146,8 +146,8 @@ class Job:
     after: Event = COMPLETED
 
     @property
-    def rank(self) -> tuple[int, int]:
-        return min(waiter.request.rank for waiter in self.waiters)
+    def order(self) -> tuple[int, int]:
+        return min(waiter.request.order for waiter in self.waiters)
 
     @property
     def paused(self) -> bool:
@@ -155,7 +155,7 @@ class Job:
 
 
 class JobQueue:
-    """Jobs by content, served by rank, then in order of arrival, and kept until their outputs are complete."""
+    """Jobs by content, in serving order, then in order of arrival, and kept until their outputs are complete."""
 
     def __init__(self, options: EncoderOptions) -> None:
         self._options = options
@@ -184,13 +184,13 @@ class JobQueue:
                 job.feed.release(job.after)
 
     def next_batch(self, up_to: tuple[int, int] | None = None) -> list[Job]:
-        """The first job whose features are ready, and others that may share its batch. up_to: highest rank of the jobs."""
+        """The first job whose features are ready, and others that may share its batch. up_to: the last order of the jobs."""
         batch: list[Job] = []
         length = 0
         waiting = [job for job in self._jobs.values() if not (job.launched or job.paused) and job.feed.arrived]
         if up_to is not None:
-            waiting = [job for job in waiting if job.rank <= up_to]
-        for job in together(sorted(waiting, key=lambda job: job.rank)):
+            waiting = [job for job in waiting if job.order <= up_to]
+        for job in together(sorted(waiting, key=lambda job: job.order)):
             fits = length + job.item.length <= self._options.max_batch_length
             if not batch or (fits and job.item.batch_key == batch[0].item.batch_key):
                 batch.append(job)

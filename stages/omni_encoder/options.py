@@ -16,7 +16,7 @@ class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         A shorter batch is padded to the next length; a longer one runs uncaptured, as do media that the model cannot
         pad. None takes lengths up to that of a large picture.
     held_bytes: device memory for outputs that requests still need. While it is used up, only items of the request of
-        lowest rank with such outputs are encoded.
+        first request in serving order with such outputs are encoded.
     """
 
     max_batch_items: int = 8

@@ -71,7 +71,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         self._cache.clear()
 
     def open(self, message: Open) -> EncoderRequest:
-        return EncoderRequest(message.request_id, set(message.inputs), message.rank, message.cache_salt)
+        return EncoderRequest(message.request_id, set(message.inputs), message.order, message.cache_salt)
 
     def feed(self, request: EncoderRequest, message: Feed) -> None:
         try:
@@ -120,7 +120,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         if (
             self._sending is None
             and len(self._in_flight) < _MAX_IN_FLIGHT
-            and (jobs := self._jobs.next_batch(self._held.first_rank if self._held.full else None))
+            and (jobs := self._jobs.next_batch(self._held.first_order if self._held.full else None))
         ):
             self._begin(jobs)
             moved = True
@@ -182,7 +182,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         waiter.request.waiting -= 1
         # Outputs arrive here only after the end of their batch, so there is no event to wait for.
         produced = Produced(waiter.request.id, Payload(Encoded(index=waiter.index), outputs), COMPLETED)
-        self._held.add(produced, outputs, waiter.request.rank)
+        self._held.add(produced, outputs, waiter.request.order)
         self.outbox.append(produced)
 
     def _read(self, payload: Payload) -> tuple[MediaItem, Mapping[str, Tensor]]:
@@ -196,7 +196,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             features[name] = tensor
         if item.length > self._max_length:
             problem = f"becomes {item.length} embeddings, and {self.name} encodes {self._max_length} at once"
-            # An item that a front end made itself, without a message, has only a number.
+            # An item without a message, made by a front end itself, has only a number.
             field = item.field or f"media[{item.index}]"
             raise InputError(field, problem, "use a smaller one", f"raise {self.name}.max_batch_length")
         return item, features

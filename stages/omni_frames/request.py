@@ -24,7 +24,7 @@ class CodeFrames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class ArrivedFrames:
     """Arrived frames that are not all copied yet. taken: number of copied ones. after: end of the last copy that reads them."""
 
     message: Feed
@@ -37,7 +37,7 @@ class Arrival:
         self.message.release(self.after)
 
 
-def read_arrival(message: Feed, groups: int) -> Arrival:
+def read_arrival(message: Feed, groups: int) -> ArrivedFrames:
     """The frames of an input. groups: codes per frame. Raises ValueError for any other input."""
     meta, known = message.payload.meta, message.payload.tensors.get("codes")
     codes = meta.codes if isinstance(meta, CodeFrames) and meta.codes is not None else known
@@ -47,12 +47,12 @@ def read_arrival(message: Feed, groups: int) -> Arrival:
     if dtype != "int64" or shape != [meta.count, groups]:
         wanted = f"{meta.count} int64 frames of {groups} code groups"
         raise ValueError(f"codes are {dtype} {shape}; wanted {wanted}")
-    return Arrival(message, codes, meta.count)
+    return ArrivedFrames(message, codes, meta.count)
 
 
 @dataclass(slots=True, eq=False)
 class FrameRequest:
-    """A request from `Open` to its end. rank: the waiting request of lowest rank gets the next row. row: its index in per-row
+    """A request from `Open` to its end. order: the serving order, in which waiting requests get rows. row: its index in per-row
     device memory; None without one. live: late results of a record that is not live are dropped. start, buffered: start of the
     row's frames in its ring, and their number. paused: whether a consumer is behind; the request then starts no new work. alone:
     whether it must run alone, since its last batch failed (`omni.stage.together`). done: number of decoded frames; samples of some
@@ -60,8 +60,8 @@ class FrameRequest:
 
     id: str
     open_sources: set[str]
-    rank: tuple[int, int] = (0, 0)
-    arrivals: deque[Arrival] = field(default_factory=deque)
+    order: tuple[int, int] = (0, 0)
+    arrivals: deque[ArrivedFrames] = field(default_factory=deque)
     row: int | None = None
     live: bool = True
     start: int = 0
@@ -78,7 +78,7 @@ class FrameRequest:
         return not self.open_sources and not self.arrivals
 
     def forget(self, frames: int, capacity: int) -> None:
-        """Drops the oldest `frames` frames from the ring, which no later launch needs."""
+        """Removes the oldest `frames` frames from the ring; later launches must not need them."""
         self.start = (self.start + frames) % capacity
         self.buffered -= frames
 
@@ -88,7 +88,7 @@ RequestT = TypeVar("RequestT", bound=FrameRequest)
 
 
 class RowQueue(Generic[RequestT]):
-    """Gives rows to the requests of lowest rank whose first frames have arrived. A request keeps its row to its end.
+    """Gives rows, in serving order, to requests whose first frames have arrived. A request keeps its row to its end.
 
     A freed row can be reused immediately: all accesses to its memory are on one stream, so new work follows the old.
     """
@@ -100,7 +100,7 @@ class RowQueue(Generic[RequestT]):
         """Requests with a row, in order of allocation."""
 
     def join(self, request: RequestT) -> None:
-        insort(self._waiting, request, key=lambda waiting: waiting.rank)
+        insort(self._waiting, request, key=lambda waiting: waiting.order)
 
     def allocate(self) -> bool:
         """Allocates free rows. Returns whether any request received one."""

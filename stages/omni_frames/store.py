@@ -21,11 +21,11 @@ from torch import Tensor
 
 from omni.device import Device, Downloader, HostSlot, PhaseCategory, Stream, declare_categories
 from omni.stage import PayloadCopier, Transfer
-from omni_frames.request import Arrival, FrameRequest, RequestT
+from omni_frames.request import ArrivedFrames, FrameRequest, RequestT
 
 
 class FrameStore:
-    """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host drops frames."""
+    """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host removes frames."""
 
     def __init__(self, device: Device, stream: Stream, *, rows: int, capacity: int, groups: int) -> None:
         self.ring_RCG = device.zeros((rows, capacity, groups), torch.int64)
@@ -45,18 +45,18 @@ class FrameStore:
         if not self._copier.ready:
             return False, {}
         planned = [(request, *part) for request in requests for part in self._plan(request)]
-        receipt = self._copier.copy([transfer for _, _, transfer in planned])
+        result = self._copier.copy([transfer for _, _, transfer in planned])
         for request, arrival, _ in planned:
-            arrival.after = receipt.end
+            arrival.after = result.end
             if arrival.taken == arrival.count:
                 request.arrivals.remove(arrival)
                 arrival.release()
-        failed = {r: receipt.failed[transfer] for r, _, transfer in planned if transfer in receipt.failed}
+        failed = {r: result.failed[transfer] for r, _, transfer in planned if transfer in result.failed}
         return bool(planned), failed
 
-    def _plan(self, request: RequestT) -> list[tuple[Arrival, Transfer]]:
+    def _plan(self, request: RequestT) -> list[tuple[ArrivedFrames, Transfer]]:
         """Inputs that fit into the ring; the last one possibly in part."""
-        planned: list[tuple[Arrival, Transfer]] = []
+        planned: list[tuple[ArrivedFrames, Transfer]] = []
         for arrival in request.arrivals:
             room = self._capacity - request.buffered
             if not room or not arrival.message.arrived:

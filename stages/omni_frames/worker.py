@@ -11,7 +11,7 @@ from omni.device import COMPLETED, Device
 from omni.errors import ReturnedError, StageError, exception_of
 from omni.payload import AudioChunk, Payload
 from omni.stage import Feed, MailboxWorker, Produced, StageUsage
-from omni_frames.request import Arrival, RequestT, RowQueue, read_arrival
+from omni_frames.request import ArrivedFrames, RequestT, RowQueue, read_arrival
 from omni_frames.store import FrameStore, SampleBatch, SampleRing
 
 
@@ -24,7 +24,7 @@ class FrameModel(Protocol):
 
 class FrameWorker(MailboxWorker[RequestT]):
     """Copies frames from the producer's memory into its rows, and emits samples from the host. A stage kind implements
-    `open`, `run` and `over`, and `read` if there are other inputs.
+    `open`, `run` and `finished`, and `read` if there are other inputs.
 
     device, stream: for its phases, launched in order. rows: the requests with a row. store: the frames in the rows.
     samples: output buffers. totals: `counters`; a stage kind counts "steps" and "frames" itself.
@@ -62,12 +62,12 @@ class FrameWorker(MailboxWorker[RequestT]):
     def finished(self, request: RequestT) -> bool:
         """Whether all frames of the request are processed and all its samples emitted."""
 
-    def read(self, request: RequestT, message: Feed) -> Arrival | None:
+    def read(self, request: RequestT, message: Feed) -> ArrivedFrames | None:
         """The frames of an input; None if it has none and is not needed later. Raises ValueError, naming the expected input."""
         return read_arrival(message, self._groups)
 
     def usage(self) -> StageUsage:
-        # Copies, since other threads call this while this one continues.
+        # Copies, since other threads call this while the engine's thread continues.
         requests, owners = list(self.requests.values()), list(self.rows.owners)
         return {
             "requests": len(requests),

@@ -9,13 +9,14 @@ from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.options import VocoderOptions
 
 _FIRST_GROWING, _FIRST = 4, 10
-"""Default frames of a first chunk. Where the second one has the full size, the first must last until its frames have come."""
+"""Default frames of a first chunk. If the second chunk has the full size, the first must last until the frames of the second have
+arrived."""
 _GROWTH = 2.5
 """Growth factor of consecutive sizes. Each size has graphs of its own."""
 _LEAST_GROWTH = 1.5
 _PACE = 0.5
-"""Seconds until a second of sound has arrived as frames, as a longer chunk is waited for. Where frames come slower, slack shrinks
-in the meantime, and the stream takes a smaller size before it runs dry."""
+"""Expected time, in seconds, for the frames of a second of sound to arrive, for the choice of a longer chunk. If frames arrive more
+slowly, slack shrinks meanwhile, and the stream takes a smaller size before it underruns."""
 
 
 class ChunkShape(NamedTuple):
@@ -71,7 +72,7 @@ class ChunkSizes:
         return ChunkShape(wanted, not request.done)
 
     def _later(self, buffered: int, slack: float) -> int:
-        """The largest size whose missing frames are expected before the listener has nothing to play; at the least the smallest."""
+        """The largest size whose missing frames are expected before an underrun of the listener, or else the smallest."""
         if slack == math.inf:
             return self.later[-1]
         soon = max(0.0, slack) / (self.frame_seconds * _PACE) if self.frame_seconds else math.inf

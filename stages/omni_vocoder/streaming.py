@@ -14,8 +14,8 @@ class StreamingVocoder(VocoderModel[StreamState]):
     """A network whose layers allocate their past in `layout` while they are built. Subclasses implement `waveform`.
 
     rates: all upsampling factors from a frame to samples. n frames determine n * samples_per_frame - lookahead samples: the rest
-    depends on the next frame. So a stream's first chunk is shorter by `lookahead` samples, later chunks are full, and nothing is
-    flushed at the end. No method synchronizes, and the work of a chunk does not grow with the number of earlier frames.
+    depends on the next frame. So a stream's first chunk is shorter by `lookahead` samples, later chunks are full, and the end needs
+    no flush. No method synchronizes, and the work of a chunk does not grow with the number of earlier frames.
     """
 
     def __init__(self, *, num_groups: int, sample_rate: int, rates: UpsamplingRates) -> None:

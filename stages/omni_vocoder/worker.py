@@ -22,13 +22,13 @@ from omni_vocoder.options import VocoderOptions
 
 @dataclass(slots=True, eq=False)
 class VocoderRequest(FrameRequest):
-    """A request from `Open` to its end. passed: batches that others were decoded in while its next chunk was ready."""
+    """A request from `Open` to its end. passed: number of batches without the request while its next chunk was ready."""
 
     passed: int = 0
 
 
 _FIRST_SLACK = 0.1
-"""Seconds of slack as which the wait for a first chunk counts."""
+"""A request without a first chunk counts as having this slack, in seconds."""
 _PLENTY = 1.0
 """Seconds of slack from which a chunk waits for those of other streams: a step of many rows takes less time than several of few."""
 _MOST_PASSED = 8
@@ -73,7 +73,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
                 self._graphs.add(chunk, size, graph)
 
     def open(self, message: Open) -> VocoderRequest:
-        return VocoderRequest(message.request_id, set(message.inputs), message.rank)
+        return VocoderRequest(message.request_id, set(message.inputs), message.order)
 
     def finished(self, request: VocoderRequest) -> bool:
         return request.ended and not request.in_flight and not self._sizes.next_chunk(request)
@@ -121,7 +121,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         return launch
 
     def _next_batch(self) -> tuple[ChunkShape, list[VocoderRequest]] | None:
-        """Rows whose next chunk has the same shape, the most urgent ones. Others that are ready count that they are passed over."""
+        """The most urgent rows whose next chunks have the same shape. The other ready rows count the batch as `passed`."""
         ready: dict[VocoderRequest, tuple[ChunkShape, float]] = {}
         smallest = min(self._sizes.first, self._sizes.later[0])
         for request in self.rows.owners:
@@ -143,8 +143,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         return batch
 
     def _wait_for_others(self, ready: Mapping[VocoderRequest, tuple[ChunkShape, float]]) -> bool:
-        """Whether no listener needs any of these chunks soon, and other streams will have theirs in the meantime. A chunk waits at
-        most until its stream could fill another one. The engine calls the worker again while a request is open."""
+        """Whether these chunks can wait: no listener needs one soon, and chunks of other streams will be ready in the meantime. A
+        chunk waits at most until its stream could fill another one. The engine calls the worker again while a request is open."""
         for request, (chunk, slack) in ready.items():
             if not _PLENTY < slack < math.inf or request.ended or request.buffered >= 2 * chunk.frames:
                 return False
@@ -160,8 +160,8 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
 
 
 def _urgency(request: VocoderRequest, chunk: ChunkShape, slack: float) -> float:
-    """The order of ready chunks; the lowest is decoded first. A user who waits for a first chunk comes after listeners who are
-    about to run dry, and before all others."""
+    """The order of ready chunks; the lowest is decoded first. Requests without a first chunk come after those of listeners close to
+    an underrun, and before all others."""
     if request.passed >= _MOST_PASSED:
         return -math.inf
     return _FIRST_SLACK if chunk.first else slack

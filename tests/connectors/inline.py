@@ -99,10 +99,10 @@ class InlineRef:
 
     def _launch(self, piece: Piece) -> None:
         memory = self._sender.device.host_tensor((piece.nbytes,), torch.uint8)
-        receipt = self._sender.copier.copy([self.transfer(piece, memory)])
-        self.copied = receipt.end
-        receipt.check()
-        self._under_way.append((piece, memory, receipt.end))
+        result = self._sender.copier.copy([self.transfer(piece, memory)])
+        self.copied = result.end
+        result.check()
+        self._under_way.append((piece, memory, result.end))
 
 
 class InlineSender:

@@ -77,7 +77,7 @@ def test_inline_pieces_keep_the_contract_on_a_late_device():
             (inline_faults.InlineSendsAborted, "an aborted payload"),
             (inline_faults.InlineSendsNoStructs, "a piece is a msgspec.Struct"),
             (inline_faults.InlineHasNoAddress, "an address is a msgspec.Struct"),
-            (inline_faults.InlineIsAlwaysBusy, "not busy any more"),
+            (inline_faults.InlineIsAlwaysBusy, "no longer busy"),
             (inline_faults.InlineIsNeverBusy, "memory of received payloads goes back .* give True from Receiver.busy"),
             (
                 inline_faults.InlineKeepsReleasedMemory,
@@ -109,7 +109,7 @@ def test_the_suite_finds_a_broken_connector(
 def test_a_receiver_that_is_always_busy_is_found_soon(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("omni.testing.connectors.promises.IDLE_SECONDS", 0.5)
     since = time.monotonic()
-    with pytest.raises(AssertionError, match=r"not busy any more .*give False once tick has nothing left to do"):
+    with pytest.raises(AssertionError, match=r"no longer busy .*give False once tick has nothing left to do"):
         check_connector(inline_faults.InlineIsAlwaysBusy, CpuDevice(), processes=False, largest_bytes=SMALL)
     assert time.monotonic() - since < PATIENCE_SECONDS / 2
 

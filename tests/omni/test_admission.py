@@ -37,12 +37,12 @@ def opened(worker: FakeWorker) -> list[str]:
     return [m.request_id for m in worker.taken if type(m).__name__ == "Open"]
 
 
-def test_rank_and_salt_reach_every_stage() -> None:
+def test_order_and_salt_reach_every_stage() -> None:
     graph = FakeGraph()
     graph.submit("r", "text", "audio", priority=3, cache_salt="tenant")
     for worker in graph.workers.values():
         message = worker.opened("r")
-        assert (message.rank, message.cache_salt) == ((3, 0), "tenant")
+        assert (message.order, message.cache_salt) == ((3, 0), "tenant")
 
 
 def test_beyond_the_limit_a_request_is_refused_with_the_numbers() -> None:

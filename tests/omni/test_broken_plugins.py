@@ -213,7 +213,7 @@ def fail_one(fault: Fault, model: Path, plugin: Installed, engine: str) -> None:
         if "!" in fault.new:
             answered(omni, audio=True)
         if fault.at == "stage":
-            with pytest.raises(StageError, match=f"stage {fault.closed!r} .*is closed since a fault"):
+            with pytest.raises(StageError, match=f"stage {fault.closed!r} .*is closed after a fault"):
                 within(lambda: omni.generate("again", stream=False))
             answered(omni, audio=False)
         assert eventually(lambda: omni.idle)
@@ -281,7 +281,7 @@ def test_a_closed_replica_gets_no_requests(
             check(fault, plugin, caught.value)
             for _ in range(others):
                 answered(omni, audio=True)
-        with pytest.raises(StageError, match=r"stage 'singer' .*is closed since a fault"):
+        with pytest.raises(StageError, match=r"stage 'singer' .*is closed after a fault"):
             within(lambda: omni.generate("fine", stream=False))
         answered(omni, audio=False)
         assert eventually(lambda: omni.idle)

@@ -37,7 +37,7 @@ def test_later_requests_that_need_it_are_refused(graph: FakeGraph) -> None:
     graph.speaker.broken = BROKEN
     graph.settle()
     refused = graph.submit("late", *BOTH)
-    problem = "it is closed since a fault, RuntimeError: an unknown state ("
+    problem = "it is closed after a fault, RuntimeError: an unknown state ("
     assert refused.failure.startswith(f"stage 'speaker' failed while running: {problem}")
     assert refused.failure.endswith("; open the model again")
     assert graph.writer.aborts("late") == 0

@@ -224,13 +224,13 @@ class Pressure(RuleBasedStateMachine):
         self.crew = Crew(max_active, max_waiting)
         self.limits = (max_active, max_waiting)
         self.seen = 0
-        self.ranks: dict[str, tuple[int, int]] = {}
+        self.orders: dict[str, tuple[int, int]] = {}
         self.made: Counter[tuple[str, str]] = Counter()
 
     @rule(priority=st.integers(-1, 1), speaks=st.booleans(), rude=st.sampled_from([False] * 7 + [True]))
     def submit(self, priority: int, speaks: bool, rude: bool) -> None:
-        name = f"r{len(self.ranks)}"
-        self.ranks[name] = (priority, len(self.ranks))
+        name = f"r{len(self.orders)}"
+        self.orders[name] = (priority, len(self.orders))
         self.crew.submit(name, frozenset({"text", "audio"} if speaks else {"text"}), priority, rude)
         self.tick()
 
@@ -265,7 +265,7 @@ class Pressure(RuleBasedStateMachine):
 
     @rule(pick=PICKS)
     def give_up_waiting(self, pick: int) -> None:
-        waiting = [name for name in self.ranks if name not in self.crew.let_in]
+        waiting = [name for name in self.orders if name not in self.crew.let_in]
         if waiting:
             self.crew.engine.abort(waiting[pick % len(waiting)], OmniError("the client went away"))
             self.tick()
@@ -304,7 +304,7 @@ class Pressure(RuleBasedStateMachine):
                 assert self.crew.outstanding(edge, task.id) <= edge.credit - 1 + 2 * AT_ONCE
 
     @invariant()
-    def no_more_than_so_many_are_let_in_and_the_first_in_rank_are(self) -> None:
+    def no_more_than_so_many_are_let_in_and_the_first_in_order_are(self) -> None:
         max_active, max_waiting = self.limits
         let_in = self.crew.let_in
         inside = {name for name in let_in if not self.crew.sinks[name].ends}
@@ -313,8 +313,8 @@ class Pressure(RuleBasedStateMachine):
         assert len(waiting) <= max_waiting
         if waiting:
             assert len(inside) == max_active
-            first = min(self.ranks[name] for name in waiting)
-            assert all(self.ranks[name] < first for name in let_in[self.seen :])
+            first = min(self.orders[name] for name in waiting)
+            assert all(self.orders[name] < first for name in let_in[self.seen :])
         self.seen = len(let_in)
 
     def teardown(self) -> None:

@@ -131,6 +131,32 @@ def test_code_of_tests_is_found() -> None:
     assert not TEST_CODE.search("Its tests pass. latests/x, tests and README, omni.testing.faults")
 
 
+NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
+
+
+@cache
+def words_of_the_code() -> frozenset[str]:
+    sources = [path for root in ROOTS for path in (REPOSITORY / root).rglob("*.py")]
+    return frozenset(word for path in sources for word in re.findall(r"\w+", f"{path} {path.read_text()}"))
+
+
+def unknown_names(text: str) -> list[str]:
+    return [name for name in NAME.findall(FENCED.sub("", text)) if not words_of_the_code().issuperset(name.split("."))]
+
+
+LESSONS = [page for page in PAGES if page.parent.name in ("howto", "tutorials")]
+
+
+@pytest.mark.parametrize("page", LESSONS, ids=lambda page: page.name)
+def test_tutorials_name_what_the_code_has(page: Path) -> None:
+    assert not unknown_names(page.read_text())
+
+
+def test_a_name_that_the_code_lacks_is_found() -> None:
+    lacking = "_".join(("no", "such", "name"))
+    assert unknown_names(f"`NextTokens`, `omni.stage`, `{lacking}`, `omni.{lacking}`") == [lacking, f"omni.{lacking}"]
+
+
 def test_the_glossary_is_sorted_and_each_term_has_a_link() -> None:
     text = (REPOSITORY / "docs" / "glossary.md").read_text()
     rows = re.findall(r"^\| (.+?) \| .+ \| \[`([\w.]+)`\] \|$", text, re.MULTILINE)

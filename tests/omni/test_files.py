@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni.utils.files import filling, is_special, replacing, why_not
+from omni.utils.files import filling, is_special, replacing, write_problem
 from tests.support.resources import no_file_over
 
 
@@ -93,7 +93,7 @@ def test_devices_and_pipes_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("pipe")
     for path in (tmp_path / "pipe", tmp_path / "link", Path(os.devnull)):
         assert is_special(path)
-        assert why_not(path) == f"{path} cannot be written (it is not a regular file)"
+        assert write_problem(path) == f"{path} cannot be written (it is not a regular file)"
         with pytest.raises(OSError, match="not a regular file"), replacing(path):
             pytest.fail("it is not a file")
     assert not is_special(tmp_path)
@@ -102,8 +102,8 @@ def test_devices_and_pipes_are_never_replaced(tmp_path: Path) -> None:
 
 def test_why_not_gives_the_reason_and_changes_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"before")
-    assert why_not(tmp_path / "a") is None
-    assert why_not(tmp_path / "b") is None
-    assert why_not(tmp_path) == f"{tmp_path} cannot be written (it is a folder)"
-    assert why_not(tmp_path / "a" / "b") == f"{tmp_path / 'a' / 'b'} cannot be written (Not a directory)"
+    assert write_problem(tmp_path / "a") is None
+    assert write_problem(tmp_path / "b") is None
+    assert write_problem(tmp_path) == f"{tmp_path} cannot be written (it is a folder)"
+    assert write_problem(tmp_path / "a" / "b") == f"{tmp_path / 'a' / 'b'} cannot be written (Not a directory)"
     assert tree(tmp_path) == {"a": b"before"}

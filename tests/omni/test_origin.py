@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omni.errors import InputError, ReturnedError, StageError, known, plugin_call
+from omni.errors import InputError, ReturnedError, StageError, as_omni_error, plugin_call
 from omni.utils.origin import origin, with_origin
 from omni_ar.adapters import FramesToCodes
 from tests.omni.broken_plugins.installed import installed
@@ -161,7 +161,9 @@ def test_an_error_of_omni_stays_as_it_is() -> None:
 
 def test_a_wrong_result_blames_the_function_that_returned_it() -> None:
     error = raised(partial(_refuse, failing))
-    assert str(known("s", "looking", error)) == f"stage 's' failed while looking: gave None ({line_of(failing)})"
+    assert (
+        str(as_omni_error("s", "looking", error)) == f"stage 's' failed while looking: gave None ({line_of(failing)})"
+    )
 
 
 def _refuse(code: object) -> None:

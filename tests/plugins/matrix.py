@@ -27,7 +27,7 @@ from omni.testing.engines import TickedEngine
 from omni_ar.options import ArOptions
 from omni_ar.processors import HistoryProcessor
 from tests.plugins.cut_stages import CutStages
-from tests.support.engines import plugins_of
+from tests.support.plugins import plugins_of
 from tests.support.received import Received
 
 BLOCK = 2

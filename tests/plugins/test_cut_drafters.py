@@ -24,7 +24,7 @@ from omni_ar.loaded import LoadedAr
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
 from tests.plugins.cut_stages import CutStages
-from tests.support.engines import plugins_of
+from tests.support.plugins import plugins_of
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_heads import add_mtp, setup_of
 from tests.support.tiny_text import TextEngine, write_chat_model

@@ -22,8 +22,8 @@ from omni_ar.run.output_processor import OutputProcessor
 from omni_moods.extension import LAYER
 from omni_moods.mood import Mood, classify
 from tests.support.echo_family import echo_model
-from tests.support.engines import plugins_of
 from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+from tests.support.plugins import plugins_of
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiers import SLOW, chosen, few
 from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, user

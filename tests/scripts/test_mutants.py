@@ -177,7 +177,7 @@ def test_each_fault_changes_the_code_and_still_compiles() -> None:
 def test_a_sample_is_the_seed_s_and_has_some_of_each_folder() -> None:
     by_folder = {
         path: faults_of(ROOT, path)
-        for path in ("stages/omni_frames/store.py", "omni/engine/route.py", "omni/engine/ranked.py")
+        for path in ("stages/omni_frames/store.py", "omni/engine/route.py", "omni/engine/priority_queue.py")
     }
     drawn = sample(by_folder, 40, seed=1, least=5)
     assert drawn == sample(by_folder, 40, seed=1, least=5) != sample(by_folder, 40, seed=2, least=5)

@@ -39,7 +39,7 @@ from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.limits import Limits
 from omni_ar.run.runner import Runner, SourceFactory
 from omni_ar.run.worker import ArWorker
-from tests.support.draft_models import DEEP
+from tests.support.deep_models import DEEP
 
 TEXT = "text"
 """The edge of a codec model's conditioning."""
@@ -85,7 +85,7 @@ class ArWorkerDriver(StageDriver):
         params: Mapping[str, object] = {},
         *,
         sources: Sequence[str] = (SOURCE,),
-        rank: tuple[int, int] = (0, 0),
+        order: tuple[int, int] = (0, 0),
         cache_salt: str = "",
         rules: HostRules = NO_RULES,
         sample_index: int = 0,
@@ -97,7 +97,7 @@ class ArWorkerDriver(StageDriver):
             request_id,
             asked,
             frozenset(sources),
-            rank=rank,
+            order=order,
             cache_salt=cache_salt,
             sample_index=sample_index,
             rules=rules,
@@ -123,13 +123,13 @@ class ArWorkerDriver(StageDriver):
         params: Mapping[str, object] = {},
         *,
         pad: int | None = None,
-        rank: tuple[int, int] = (0, 0),
+        order: tuple[int, int] = (0, 0),
         cache_salt: str = "",
         **sampling: Any,
     ) -> None:
         """Opens a request of a codec model and feeds its prompt. texts, pad: its conditioning; None if `condition` feeds it."""
         sources = (SOURCE, TEXT)
-        self.ask(request_id, prompt, {**params, **sampling}, sources=sources, rank=rank, cache_salt=cache_salt)
+        self.ask(request_id, prompt, {**params, **sampling}, sources=sources, order=order, cache_salt=cache_salt)
         if texts is not None:
             self.condition(request_id, texts, pad)
 

@@ -24,7 +24,7 @@ from omni_ar.options import ArOptions
 from omni_frames.request import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from tests.support.clerk import ClerkOptions
-from tests.support.engines import family_of, plugins_of
+from tests.support.plugins import family_of, plugins_of
 from tests.support.small_codec import GROUPS, SmallCodec
 from tests.support.wavemaker import WaveMaker
 

@@ -27,8 +27,8 @@ from omni_ar.inputs import Prompt, StepInputs, TokenHidden
 from omni_ar.model import ArShape, NextTokens
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import plain_prompt
-from tests.support.engines import family_of, plugins_of
 from tests.support.hidden_model import HiddenText
+from tests.support.plugins import family_of, plugins_of
 from tests.support.small_text import WIDTH, SmallText, random_matrix
 
 TEXTS = 23

@@ -1,6 +1,6 @@
 """A small text model and a small talker whose sequence of layers can be cut (pipeline parallelism)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from omni.checkpoint import Checkpoint, load_module, stacked_destinations
 from omni.parallel import Communicator
+from omni.plugin import DrafterEntry
+from omni_ar.drafters import DraftSetup, ModelDrafter
+from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.layers import DecoderConfig
 from omni_ar.layers.decoder import DecoderLayers
 from omni_ar.layers.parallel import PipelinePart, partitioned
@@ -180,3 +183,14 @@ def _published(make: Callable[[], Model]) -> Path:
 
 _folders: list[TemporaryDirectory[str]] = []
 """They exist until the tests end."""
+
+
+DEEP = DrafterEntry(name="deep", drafter="tests.support.deep_models:deep_drafter")
+
+
+def deep_drafter(args: Mapping[str, float], setup: DraftSetup) -> ModelDrafter:
+    """args: `noise`, of its output matrix; 0 for the stage's own model."""
+    model, generator = filled(Deep()), torch.Generator().manual_seed(5)
+    weight = model.get_parameter("lm_head.weight")
+    weight.add_(torch.randn(weight.shape, generator=generator), alpha=args["noise"])
+    return ModelDrafter(ArDraftModel(model, setup.vocab_size), setup.drafts)

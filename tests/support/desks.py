@@ -17,7 +17,7 @@ class Case(Generic[InputT]):
 
     id: str
     sources: set[str]
-    rank: tuple[int, int]
+    order: tuple[int, int]
     inputs: deque[InputT] = field(default_factory=deque)
     desk: bool = False
     read: int = 0
@@ -47,7 +47,7 @@ class DeskWorker(MailboxWorker[Case[InputT]]):
         }
 
     def open(self, message: Open) -> Case[InputT]:
-        return Case(message.request_id, set(message.inputs), message.rank)
+        return Case(message.request_id, set(message.inputs), message.order)
 
     def end(self, request: Case[InputT], source: str) -> None:
         request.sources.discard(source)
@@ -64,9 +64,9 @@ class DeskWorker(MailboxWorker[Case[InputT]]):
             self.release(request.inputs.popleft())
 
     def give_desks(self) -> bool:
-        """To those that wait for one, the lowest rank first."""
+        """To those that wait for one, in serving order."""
         free = self._desks - sum(case.desk for case in self.requests.values())
-        waiting = sorted((c for c in self.requests.values() if c.inputs and not c.desk), key=lambda case: case.rank)
+        waiting = sorted((c for c in self.requests.values() if c.inputs and not c.desk), key=lambda case: case.order)
         for case in waiting[:free]:
             case.desk = True
         return bool(waiting[:free])

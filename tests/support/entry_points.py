@@ -1,4 +1,5 @@
-"""Plugins as a pyproject names them, so that tests need no installed distribution."""
+"""Plugins as a pyproject names them, so that tests need no installed distribution. Imports nothing of omni: programs
+of tests replace functions before omni imports them."""
 
 import tomllib
 from importlib.metadata import EntryPoint

@@ -20,9 +20,9 @@ from omni.plugin.manager import Plugins
 from omni.stage import StageContext
 from omni_ar.options import ArOptions
 from tests.support.clerk import ClerkOptions
-from tests.support.engines import family_of, plugins_of
 from tests.support.hidden_model import HiddenText, ReadOut
 from tests.support.hidden_reader import ReaderOptions
+from tests.support.plugins import family_of, plugins_of
 
 WRITER, READER, CLERK, SCRIBE = "writer", "reader", "clerk", "scribe"
 MODALITIES = {READER: "read", CLERK: "filed", SCRIBE: "noted"}
@@ -77,7 +77,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 def _edge(reader: str, credit: int) -> Edge:
     memory: Memory = "host" if reader == CLERK else "device"
-    adapter = "tests.support.scribe:TokensOnly" if reader == SCRIBE else "tests.support.hidden_model:ToReader"
+    adapter = "tests.support.clerk:TokensOnly" if reader == SCRIBE else "tests.support.hidden_model:ToReader"
     return Edge(producer=WRITER, consumer=reader, adapter=adapter, credit=credit, memory=memory)
 
 
@@ -110,5 +110,5 @@ def omni_stage_kinds() -> Sequence[StageKindEntry]:
     return [
         StageKindEntry(name="hidden_reader", kind="tests.support.hidden_reader:ReaderKind"),
         StageKindEntry(name="hidden_clerk", kind="tests.support.hidden_reader:ClerkKind"),
-        StageKindEntry(name="scribe", kind="tests.support.scribe:ScribeKind"),
+        StageKindEntry(name="scribe", kind="tests.support.clerk:ScribeKind"),
     ]

@@ -16,7 +16,7 @@ from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice
 from omni.testing.simulation.late import QueuedDevice
 from omni_local.connector import LocalReceiver, LocalSender
-from tests.support.tensors import tensors_of
+from tests.support.received import tensors_of
 
 BLOCK = 4
 REUSED = -1.0

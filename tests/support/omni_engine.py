@@ -32,8 +32,8 @@ from omni.sampling import SamplingParams
 from omni.testing import SimulatedDevice
 from omni.testing.engines import GIVEN_UP, TickedEngine
 from tests.support.close_calls import Choice, Comparison, WatchedCpu
-from tests.support.engines import plugins_of
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.plugins import plugins_of
 from tests.support.reference import Answer, chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
 from tests.support.tap import CodesChunk, with_tap
 

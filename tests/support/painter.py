@@ -27,8 +27,8 @@ from omni_diffusion.model import DiffusionModel, Windows
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import DenoisingWindow, Noise
 from omni_diffusion.worker import DiffusionWorker
-from tests.support.engines import plugins_of
 from tests.support.frame_bench import POISON, FrameBench
+from tests.support.plugins import plugins_of
 
 BLOCK, REPEATS, WIDTH, RATE, STEPS, VOICES = 3, 2, 2, 3, 3, 4
 OWN, BACK, AHEAD = 0.5, 0.25, 0.125

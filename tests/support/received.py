@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from omni.engine import EngineOutput, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError
-from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
+from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
 from omni.testing.engines import GIVEN_UP
 from tests.support.hidden_model import Reading
 from tests.support.tap import CodesChunk
@@ -102,3 +103,9 @@ class Received:
 
     def _add(self, name: str, values: Sequence[object]) -> None:
         self.exact.setdefault(name, []).extend(values)
+
+
+def tensors_of(payload: Payload) -> dict[str, Tensor]:
+    found = {name: tensor for name, tensor in payload.tensors.items() if isinstance(tensor, Tensor)}
+    assert len(found) == len(payload.tensors)
+    return found

@@ -13,9 +13,9 @@ import torch
 from omni import Omni, Output, SamplingParams
 from omni.plugin.manager import Plugins
 from tests.support.echo_family import eventually
-from tests.support.engines import plugins_of
 from tests.support.entry_points import REPOSITORY
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.plugins import plugins_of
 
 ASSETS = REPOSITORY / "examples" / "assets"
 SHAPE = {"stop_gain": 0.0, "codec_stop_gain": 0.0}

@@ -38,8 +38,8 @@ from omni_qwen2_5_omni.token2wav import Token2Wav
 from omni_qwen2_5_omni.token2wav.bigvgan import BigVGAN
 from omni_qwen2_5_omni.voices import VoiceReference
 from tests.support.published import copy_weights
+from tests.support.received import tensors_of
 from tests.support.reference import temporary_folder
-from tests.support.tensors import tensors_of
 
 # Diffusion transformers and BigVGANs of transformers with random weights under which every part is heard, and ours with the same.
 #

@@ -28,7 +28,7 @@ from omni.sampling import SamplingParams
 from omni.testing.engines import GIVEN_UP, TickedEngine
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
 from tests.support.ar_driver import plain_prompt
-from tests.support.engines import plugins_of
+from tests.support.plugins import plugins_of
 
 VOCAB = 211
 _SHAPE: dict[str, Any] = {

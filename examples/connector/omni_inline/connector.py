@@ -52,9 +52,9 @@ class InlineRef(CopiedRef[Piece]):
             return ()
         while self.left and self._copies.ready:
             piece = self.left.popleft()
-            receipt = self._copies.copy([piece.transfer(self._host[piece.start :][: piece.nbytes])])
-            self.copied = receipt.end
-            receipt.check()
+            result = self._copies.copy([piece.transfer(self._host[piece.start :][: piece.nbytes])])
+            self.copied = result.end
+            result.check()
         self.sent = self.freed
         return (InlinePiece(self._layout, self._host.numpy()),) if self.sent else ()
 

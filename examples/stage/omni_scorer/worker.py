@@ -37,7 +37,7 @@ class ScorerRequest:
     """sources: edges that may still send inputs. waiting: inputs not launched. in_flight: launched ones. rows: received."""
 
     id: str
-    rank: tuple[int, int]
+    order: tuple[int, int]
     sources: set[str]
     waiting: deque[Feed] = field(default_factory=deque)
     in_flight: int = 0
@@ -56,7 +56,7 @@ class RowBatch:
 
 
 class ScorerWorker(MailboxWorker[ScorerRequest]):
-    """Scores inputs by rank of their requests. An input's failure fails its request alone."""
+    """Scores inputs in the serving order of their requests. An input's failure fails its request alone."""
 
     def __init__(self, name: str, device: Device, model: ScorerModel, options: ScorerOptions) -> None:
         super().__init__(name)
@@ -83,7 +83,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
         self._batches.clear()
 
     def open(self, message: Open) -> ScorerRequest:
-        return ScorerRequest(message.request_id, message.rank, set(message.inputs))
+        return ScorerRequest(message.request_id, message.order, set(message.inputs))
 
     def feed(self, request: ScorerRequest, message: Feed) -> None:
         try:
@@ -134,7 +134,7 @@ class ScorerWorker(MailboxWorker[ScorerRequest]):
     def _next(self) -> ScorerRequest | None:
         """The first request with an input that work launched now may read."""
         able = [r for r in self.requests.values() if r.waiting and not r.paused and r.waiting[0].arrived]
-        return min(able, key=lambda request: request.rank, default=None)
+        return min(able, key=lambda request: request.order, default=None)
 
     def _launch(self, request: ScorerRequest, message: Feed) -> None:
         source = message.payload.tensors[ROWS]

@@ -41,7 +41,8 @@ def _cuda(index: int) -> Finding:
 
 
 def host_memory() -> tuple[int, int]:
-    """Total and available bytes, of the machine or of the process's control group if that has less. Without numbers all are."""
+    """Total and available bytes, of the machine or of the process's control group if that has less. Without numbers, all memory
+    counts as available."""
     if not _MEMORY.is_file():
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return total, total

@@ -118,7 +118,7 @@ def _fits(name: str, report: MemoryReport, free: int) -> Finding:
 def _check_weights(target: Target) -> Iterator[Finding]:
     """Each missing or broken file, then names and shapes. Reads no weight."""
     if target.engine.options.load_format == "dummy":
-        yield ok(_GROUP, "weights", "random ones are asked for")
+        yield ok(_GROUP, "weights", "random (load_format is dummy)")
         return
     broken = list(_files(target.checkpoint.path))
     yield from broken

@@ -9,7 +9,7 @@
 | the receiver's own memory | the receiver's copies | the consumer | `Pending.release(after)` and `after` is done |
 
 A payload that fits is one piece. In the first three quarters of the pool it is delivered as views of the pool.
-Everything else is copied out of the pool at once. So the last quarter drains, even if the consumer stands still, and a piece,
+Everything else is copied out of the pool at once. So the last quarter drains even if the consumer makes no progress, and a piece,
 at most a quarter of the pool, fits there.
 
 A piece is sent when its copy is complete; with a board of copied pieces, when it is launched, and it arrives once the

@@ -7,7 +7,7 @@ _ALIGNMENT = 256
 
 
 def aligned_down(nbytes: int) -> int:
-    """The most bytes that whole ranges of at most `nbytes` have."""
+    """`nbytes` rounded down to whole ranges."""
     return nbytes // _ALIGNMENT * _ALIGNMENT
 
 

@@ -196,9 +196,9 @@ class PoolSender:
             transfers = [
                 each.transfer(pool.view(each.start + shift, torch.uint8, (each.nbytes,))) for each in stretch.pieces
             ]
-            receipt = self._copier.copy(transfers)
-            if receipt.failed or self._copied is None:
-                return receipt.end, next(iter(receipt.failed.values()), None)
+            result = self._copier.copy(transfers)
+            if result.failed or self._copied is None:
+                return result.end, next(iter(result.failed.values()), None)
         word = None if self._copied is None else self._words[piece.cell]
         into = [pool.view(part.start + shift, part.dtype, part.shape) for part in stretch.plain]
         tensors = [part.tensor for part in stretch.plain]

@@ -14,7 +14,7 @@ from math import prod
 from jinja2.exceptions import SecurityError
 
 SECONDS = 2.0
-"""CPU time of one rendering, of its own thread, so that a busy machine makes none too slow."""
+"""CPU time of one rendering, of its own thread, so that a busy machine causes no error."""
 MAX_MADE = 2**27
 """Characters that one rendering may make, including discarded ones. An entry of a list counts as eight."""
 MAX_ENTRIES = 2**18
@@ -56,7 +56,7 @@ def tick() -> None:
 
 
 def make(value: object) -> None:
-    """Counts a new value. Only texts and collections cost something."""
+    """Counts a new value. Only texts and collections have a cost."""
     if isinstance(value, _COLLECTIONS):
         _effort.left -= _ENTRY * len(value)
         if _entries(value, {}) > MAX_ENTRIES:

@@ -51,7 +51,7 @@ class EncodedSound:
 
 
 class _OwnEncoder:
-    """Encodes in this process. beside: always in a thread."""
+    """Encodes in this process. beside: whether to use a thread for any number of samples."""
 
     def __init__(self, encoder: SpeechEncoder, *, beside: bool) -> None:
         self._encoder = encoder

@@ -32,7 +32,7 @@ _NOT_GIVEN = {
     "timestamp_granularities": "the model gives no timestamps",
     "include": "transcripts have no log-probabilities",
 }
-"""Fields of OpenAI's, and why they are refused."""
+"""OpenAI's fields that are refused, and the reasons."""
 GREEDY = 0.0
 """OpenAI's default temperature here."""
 _BLOCK = 2**16

@@ -23,7 +23,7 @@ VoiceName = str | VoiceRef | None
 
 class Voices:
     """The model's voices by all their names, in any capitalization. The model's own names come first, then those of the table,
-    then OpenAI's, which stand for the model's voices in turn."""
+    then OpenAI's, which are assigned to the model's voices in turn."""
 
     def __init__(self, own: Sequence[str], table: Mapping[str, str]) -> None:
         """own: the model's, the default first. table: voices of the model by further names. Raises ConfigError."""

@@ -45,7 +45,7 @@ def _message(message: ChatMessage, field: str, transcripts: Transcripts, names: 
         if message.__getattribute__(name):
             raise InputError(f"{field}.{name}", "is not supported", "leave it out")
     if message.refusal and (message.role != "assistant" or message.content is not None):
-        raise InputError(f"{field}.refusal", "stands for the content of an assistant's message", "leave it out")
+        raise InputError(f"{field}.refusal", "replaces the content of an assistant's message", "leave it out")
     content: str | list[dict[str, Any]] | None = message.content
     if isinstance(content, list):
         content = [_part(part, message.role) for part in content]

@@ -29,7 +29,7 @@ class AudioOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """include_obfuscation: padding against eavesdroppers, which only `False` is true of here."""
+    """include_obfuscation: padding against eavesdroppers, which this server does not add: only `False` is accepted."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -81,7 +81,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
-    """A checked request. model: the name in the answer. format: of sound, None if none is asked for. transcribes: whether
+    """A checked request. model: the name in the answer. format: of sound, None if none is requested. transcribes: whether
     the text is the sound's transcript. stage: the one whose end is the answer's."""
 
     model: str

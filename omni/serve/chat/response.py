@@ -63,7 +63,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """usage: in every chunk if it is asked for, null before the last."""
+    """usage: in every chunk if requested, null before the last."""
 
     id: str
     created: int

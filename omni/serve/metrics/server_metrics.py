@@ -174,7 +174,7 @@ class _Answer:
 
 
 class _Request(RequestObserver):
-    """One request's times. The listener's clock stops while the client reads nothing: the server is not late then."""
+    """One request's times. The listener's clock stops while the client does not read: a delay then is not the server's."""
 
     def __init__(self, metrics: ServerMetrics, kind: _Kind, answers: int) -> None:
         self._metrics = metrics
@@ -223,7 +223,7 @@ class _Request(RequestObserver):
             kind.first_audio.observe(now - self._since)
         answer.audio, answer.sound = now, answer.sound + sound
         kind.speech.inc(sound)
-        slack = answer.listener.hear(now - self._taking, sound)
+        slack = answer.listener.add_sound(now - self._taking, sound)
         if slack is not None:
             kind.slack.observe(slack)
             if slack < 0:

@@ -61,7 +61,7 @@ class StageCollector(Collector):
         yield from self._counters(numbers)
 
     def describe(self) -> Iterator[Metric]:
-        """Returns nothing: otherwise the registry would collect at once to learn the names."""
+        """Empty: without this method the registry would collect at once to learn the names."""
         return iter(())
 
     def _read(self) -> _Numbers | None:

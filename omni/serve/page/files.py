@@ -33,7 +33,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Answers of a model are text, and nothing in them can become a script, a style or a request."""
+"""A model's answers are shown as text: no part of them can become a script, a style or a request."""
 
 _HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,

@@ -40,7 +40,7 @@ class EventChannel:
         await self._below(0)
 
     async def run(self) -> None:
-        """Writes until it is cancelled. Raises ClientGone if the client has disconnected, or reads nothing for too long."""
+        """Writes until it is cancelled. Raises ClientGone if the client has disconnected, or does not read for too long."""
         while True:
             while not self._texts:
                 self._filled.clear()

@@ -11,7 +11,7 @@ from omni.serve.realtime.items import Item
 from omni.serve.realtime.memory import SessionMemory
 
 ROOT = "root"
-"""The id that stands before the first item."""
+"""The id that precedes the first item."""
 
 
 class Conversation:
@@ -83,7 +83,8 @@ class Conversation:
 
 
 def prompt(instructions: str, items: Iterable[Item]) -> tuple[list[dict[str, Any]], Rename]:
-    """Messages as omni takes them, and for errors from their fields to items: the same as in the turn before, and more."""
+    """omni's messages, and a map from their fields to items, for errors. Later turns repeat the messages of earlier ones and add
+    others."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     names = ["instructions"] if instructions else []
     for item in items:

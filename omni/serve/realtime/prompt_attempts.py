@@ -14,7 +14,7 @@ class PromptAttempts:
     left out so far."""
 
     def __init__(self, instructions: str, items: Sequence[Item], bound: PromptBound | None) -> None:
-        """bound: None to leave nothing out."""
+        """bound: None to leave out no item."""
         self._instructions = instructions
         self._all = tuple(items)
         self._items: Sequence[Item] = self._all

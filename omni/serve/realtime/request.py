@@ -16,8 +16,8 @@ from omni.serve.server import Server
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """items: the prompt's. kept: whether the answer becomes an item of the conversation. bytes: of what the session does not hold
-    beside the request."""
+    """items: the prompt's. kept: whether the answer becomes an item of the conversation. bytes: of the request's own items, which
+    the session does not hold."""
 
     settings: Settings
     items: tuple[Item, ...]

@@ -44,7 +44,7 @@ from omni.serve.usage import finish_reason, token_usage
 
 
 class Response:
-    """Runs once. item: what it says; in the conversation from the first output on, unless it is not kept. finished:
+    """Runs once. item: its content; in the conversation from the first output on, if it is kept. finished:
     set by the caller of `run` after it."""
 
     def __init__(

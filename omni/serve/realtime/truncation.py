@@ -1,7 +1,7 @@
 """Conversations that are longer than the model's context: the oldest items are left out of prompts, as with OpenAI.
 
 The number of a prompt's tokens is known when it is prepared: a prompt beyond the limit is refused then, with that number, and is
-tried again without some of its items. A prompt within the limit costs nothing more.
+tried again without some of its items. A prompt within the limit has no further cost.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _TEXT, _PICTURE, _MESSAGE = 0.25, 300.0, 5.0
 _SOUND = 12.5
 """Tokens of a second, about."""
 _CAREFUL = 0.7
-"""The share of the excess that is left out at once, as items are weighed by estimates: never far more than needed."""
+"""The share of the excess that is left out at once, since the sizes of items are estimates: never far more than needed."""
 
 
 class TokenLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -30,8 +30,8 @@ _MOST_BYTES = 2**30
 
 class TurnCollector:
     """Collects sound until a turn has ended. most_seconds: maximum length of a turn, which ends then. on_speech: the user starts to
-    speak, and a response may be interrupted. on_item: a turn is in the conversation. on_turn: the same, and a response is asked
-    for."""
+    speak, and a response may be interrupted. on_item: a turn is in the conversation. on_turn: the same, and a response is
+    requested."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class TurnCollector:
         self._on_item(item)
 
     def _forget(self, detector: TurnDetector) -> None:
-        """Drops sound in which no turn can start any more."""
+        """Drops sound that is too old for the start of a turn."""
         turns = self._settings.turn_detection
         assert turns is not None
         kept_ms = turns.prefix_padding_ms + detector.lookback_ms

@@ -74,8 +74,8 @@ def check_connector(
     The suite acts as the engine does between two ends, in its order: it passes on the pieces in every turn, those of
     several payloads in between each other, ticks a receiver while it is `busy`, and polls only payloads that their
     consumer asks for. In a second process, pieces and addresses travel as `omni.ipc.Typed` structs. Tensors are filled
-    and read in phases on a stream of each end, and compared byte by byte on the host. The suite overwrites a payload's
-    memory as soon as `Ref.freed` says so.
+    and read in phases on a stream of each end, and compared byte by byte on the host. The suite overwrites a payload's memory as
+    soon as `Ref.freed` is true.
 
     | checked | in |
     |---|---|
@@ -84,7 +84,7 @@ def check_connector(
     | nothing is read before `ready` and `PageSlice.moved`, rows that move are found, gathers are reported | `rows_*` |
     | memory is there and stays as it is until the release event, then is dropped | `endings` |
     | releases, also twice, aborts and discards in any order and state | `endings` |
-    | payloads that nobody takes keep no others from arriving | `slow_consumers` |
+    | payloads without a consumer do not block others | `slow_consumers` |
     | several edges of one connector; `close` at any time, and twice | `several_edges`, `closed_under_way` |
     | after each check, memory is free, no receiver is busy, and a payload larger than the pool passes | `ConnectorBench.settle` |
     | no call fails, except `Pending.poll` with OmniError for a payload that is lost; none waits for an event | everywhere |

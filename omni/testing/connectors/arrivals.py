@@ -47,7 +47,7 @@ def every_kind(bench: ConnectorBench) -> list[Meta]:
 
 
 def every_size(bench: ConnectorBench) -> None:
-    """Catches errors at the edges of slots and of the pool, and payloads that it has no room for at once."""
+    """Catches errors at the boundaries of slots and of the pool, and errors with payloads larger than the free room."""
     edge, pool = bench.open(), bench.pool_bytes
     for size in (1, 2, 63, 64, 65, 4097, 2**16 - 1, 2**16 + 1, pool - 1, pool, pool + 1, 2 * pool, bench.largest_bytes):
         bench.through(edge, bench.bytes_of(size))
@@ -89,7 +89,7 @@ def not_before_ready(bench: ConnectorBench) -> None:
 
 
 def same_memory(bench: ConnectorBench) -> None:
-    """Catches a copy where `Connector` claims that there is none, and the other way round."""
+    """Catches a false claim of `Connector` about copies: a copy where it claims none, or none where it claims one."""
     if not isinstance(bench.end, LocalEnd) or not bench.local:
         return
     edge = bench.open()
@@ -152,7 +152,7 @@ def _address(tensor: Tensor | PageSlice) -> int:
 
 
 def claims(bench: ConnectorBench) -> None:
-    """Catches a connector that does not serve the devices it is checked on, or answers with something else."""
+    """Catches a connector that does not serve the devices of the check, or answers with a value of another type."""
     connector = bench.connector
     devices = bench.producer.device.torch_device, bench.consumer_device.torch_device
     with calling("Connector.serves", opens=True):

@@ -27,7 +27,7 @@ from omni.testing.connectors.promises import Gate, calling, require
 from omni.testing.connectors.values import Meta, TensorOf
 
 _BYTES_PER_SECOND = 2**24
-"""Anything slower counts as no progress."""
+"""Transfer rate below which a check counts as making no progress."""
 SOME_TURNS = 20
 
 
@@ -111,7 +111,7 @@ class ConnectorBench:
         return self.meta(TensorOf(shape=(max(count // 1024, 1), 256), layout="pages"))
 
     def full(self) -> Meta:
-        """A payload that no pool has room for at once."""
+        """A payload larger than every pool."""
         return self.bytes_of(2 * self.pool_bytes + 1)
 
     def gate(self) -> Gate:
@@ -128,11 +128,11 @@ class ConnectorBench:
         self.until(sent.filled.done, "work on the device ends")
 
     def hold(self, sent: Sent) -> None:
-        """Keeps the pieces back."""
+        """Withholds the pieces."""
         self._held.setdefault(sent.number, deque())
 
     def held(self, sent: Sent) -> int:
-        """Pieces that are kept back."""
+        """Withheld pieces."""
         return len(self._held[sent.number])
 
     def held_pieces(self, sent: Sent) -> list[object]:
@@ -140,7 +140,7 @@ class ConnectorBench:
         return list(self._held[sent.number])
 
     def let_go(self, sent: Sent, count: int | None = None) -> None:
-        """Delivers pieces that were kept back: the first ones, or all and those to come."""
+        """Delivers withheld pieces: the first ones, or all of them and all later ones."""
         queue = self._held[sent.number]
         for _ in range(len(queue) if count is None else count):
             self.deliver(sent, queue.popleft())
@@ -148,7 +148,7 @@ class ConnectorBench:
             del self._held[sent.number]
 
     def discard(self, sent: Sent) -> None:
-        """Discards the pieces to come."""
+        """Discards all later pieces."""
         self._discarded.add(sent.number)
 
     def deliver(self, sent: Sent, piece: object) -> None:
@@ -242,13 +242,13 @@ class ConnectorBench:
         self.release(*sents)
 
     def settle(self) -> None:
-        """The check is over: all payloads are, so the memory of each edge is free again."""
+        """The end of a check: all payloads have ended, so the memory of each edge is free again."""
         for key in list(self._edges):
             self.freed(*self.sent_on(key), promise="a payload that is over at both ends is freed")
             self.idle()
             self.until(
                 lambda: not self.end.busy,
-                "a receiver whose payloads are all over is not busy any more (Receiver.busy): give False once tick has "
+                "a receiver whose payloads are all over is no longer busy (Receiver.busy): give False once tick has "
                 "nothing left to do",
                 most=promises.IDLE_SECONDS,
             )

@@ -25,7 +25,7 @@ from omni.testing.connectors.producer import Producer
 from omni.testing.connectors.promises import Gate
 
 TURN_SECONDS = 0.001
-"""Between two turns in which no message comes."""
+"""Seconds between two turns without a message."""
 
 
 def main(descriptor: int) -> None:
@@ -59,7 +59,7 @@ def _serve(channel: "Channel[EndReport, Commands]") -> None:
 
 
 class _End:
-    """report: facts that the checking process does not know. moved: whether something happened in the last turn."""
+    """report: facts that the checking process does not know. moved: whether the last turn made progress."""
 
     def __init__(self, start: StartEnd) -> None:
         device = open_device(start.device)

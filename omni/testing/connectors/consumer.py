@@ -26,7 +26,7 @@ from omni.testing.connectors.promises import Gate, calling, require
 from omni.testing.connectors.values import Meta, fetch
 
 MOST_KEPT = 48
-"""Memories of payloads that are over which a receiver may keep, to use them again."""
+"""Maximum number of memories of ended payloads that a receiver may keep for reuse."""
 _KEEP = (
     "give a piece once its copy is done, give Received.ready as the event after the last copy, and use no memory again "
     "before its payload is free (Ref.freed) or the event of Pending.release is done"
@@ -44,7 +44,7 @@ class _Reading:
 class _Taken:
     """A payload on its way to the consumer, or there.
 
-    finished: released or aborted. wanted: number of reads that the check asked for.
+    finished: released or aborted. wanted: reads that the check requested.
     """
 
     def __init__(self, expected: Expect) -> None:
@@ -112,7 +112,7 @@ class Consumer:
                 raise TypeError(type(command).__name__)
 
     def turn(self) -> None:
-        """The engine's work in a turn: `tick` of receivers that are busy, `poll` of payloads that are asked for."""
+        """The engine's work in a turn: `tick` of receivers that are busy, `poll` of requested payloads."""
         for gate in self._gates.values():
             gate.rest()
         self._watch_dropped()
@@ -189,7 +189,7 @@ class Consumer:
         return self._gates.setdefault(number, Gate())
 
     def _require_memory_dropped(self) -> None:
-        """The memory of payloads that are over is dropped, or used again. A pool's is one."""
+        """The memory of ended payloads is dropped, or used again. A pool counts as one memory."""
         if len(self._memory_kept()) > MOST_KEPT:
             gc.collect()  # the collector finds it in cycles of the receiver's objects; it takes as long as all else
         kept = self._memory_kept()
@@ -202,7 +202,7 @@ class Consumer:
         )
 
     def _memory_kept(self) -> set[int]:
-        """The memory of payloads that are over, each once."""
+        """The memory of ended payloads, each once."""
         return {memory.cdata for memory in self._ended if not memory.expired()}
 
     def _close(self, key: int) -> None:
@@ -242,7 +242,7 @@ class Consumer:
             require(gathered, "beyond Reach.PROCESS page slices arrive as tensors")
 
     def _advance(self, taken: _Taken) -> None:
-        """Launches a read that the check asked for once the payload is ready, and compares it at its end."""
+        """Launches a requested read once the payload is ready, and compares it at its end."""
         received, state = taken.received, taken.state
         if received is None:
             return

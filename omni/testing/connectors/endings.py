@@ -44,7 +44,7 @@ def kept_until_the_release_event(bench: ConnectorBench) -> None:
 
 
 def dropped_after_the_release_event(bench: ConnectorBench) -> None:
-    """Catches a receiver that keeps the memory of payloads that are over, also one that has some to drop and is not `busy`."""
+    """Catches a receiver that keeps the memory of ended payloads, also one that has memory to drop and is not `busy`."""
     edge = bench.open()
     for _ in range(MOST_KEPT + 8):
         sent, gate = bench.send(edge, bench.bytes_of(256)), bench.new_gate()
@@ -108,7 +108,7 @@ def aborted_before_sent(bench: ConnectorBench) -> None:
 
 
 def aborted_after_sent(bench: ConnectorBench) -> None:
-    """Catches an abort that takes a payload away from its receiver."""
+    """Catches an abort that removes a payload from its receiver."""
     edge = bench.open()
     for meta in (bench.small(), bench.bytes_of(bench.pool_bytes // 4)):
         sent = bench.send(edge, meta)
@@ -189,8 +189,8 @@ def aborted_after_release(bench: ConnectorBench) -> None:
 
 
 def slow_consumers(bench: ConnectorBench) -> None:
-    """Consumers hold payloads of several pools: some ask for theirs and keep them, others do not even ask. Catches a
-    pool that does not drain."""
+    """Consumers hold payloads of several pools: some poll theirs and keep them, others never poll. Catches a pool that does not
+    drain."""
     edge, pool = bench.open(), bench.pool_bytes
     for polls in (True, False):
         sizes = [pool // 2] * 6 + [pool + 1, 64, 1] + [pool // 16] * 24
@@ -200,7 +200,7 @@ def slow_consumers(bench: ConnectorBench) -> None:
             bench.arrive(*slow)
         for meta in (bench.small(), bench.full()):
             quick = bench.send(edge, meta)
-            held = "received and not released" if polls else "not asked for"
+            held = "received and not released" if polls else "not polled"
             promise = f"payloads that a slow consumer holds ({held}) never keep others from arriving"
             bench.until(lambda quick=quick: bench.state(quick).ready, promise)  # type: ignore[misc]
             bench.read(quick)

@@ -47,11 +47,11 @@ class End(Protocol):
         ...
 
     def rest(self) -> None:
-        """Lets a moment pass in which nothing is to do."""
+        """Lets an idle moment pass."""
         ...
 
     def turns(self, count: int) -> Callable[[], bool]:
-        """Asks for turns. Returns whether they are over."""
+        """Requests turns. Returns whether they are over."""
         ...
 
 

@@ -57,7 +57,7 @@ class Expect(msgspec.Struct, frozen=True, tag=True):
 
 
 class PieceOf(msgspec.Struct, frozen=True, tag=True):
-    """number: of the payload. discard: no consumer wants the payload any more."""
+    """number: of the payload. discard: no consumer needs the payload."""
 
     number: int
     piece: Typed[msgspec.Struct]

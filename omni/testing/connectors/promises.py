@@ -11,7 +11,7 @@ from omni.testing.contract import Contract
 PATIENCE_SECONDS = 60.0
 """Seconds that a check waits before it fails; more for large payloads."""
 IDLE_SECONDS = 15.0
-"""Seconds that a receiver may stay busy whose payloads are all over."""
+"""Seconds that a receiver may stay busy after the end of all its payloads."""
 WAIT_SECONDS = 10.0
 MAX_QUERIES = 50_000
 CONNECTOR = Contract("connector")

@@ -30,8 +30,8 @@ def engine_for(
     change: Callable[[Plan], Plan] = lambda plan: plan,
     **options: Any,
 ) -> Iterator[PipelineEngine]:
-    """An engine for a test, in its thread. At the end of the block it is closed; if the block raised nothing, and stages
-    go on holding something although all requests are finished, that is an AssertionError.
+    """An engine for a test, in its thread. At the end of the block it is closed; if the block raised no error, and stages still
+    hold resources although all requests are finished, that is an AssertionError.
 
     model: a checkpoint folder, whose family builds the pipeline; or a `Pipeline`.
     checkpoint: of a `Pipeline`, the folder that its stages read. None makes one with an empty config.json.

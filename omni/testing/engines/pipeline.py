@@ -16,7 +16,7 @@ from omni.testing.engines.ticked import TickedEngine
 from omni.testing.simulation.device import SimulatedDevice
 
 PATIENCE_SECONDS = 60.0
-"""Seconds that an engine may do nothing while requests are under way."""
+"""Maximum seconds without progress while requests are under way."""
 SETTLE_SECONDS = 2.0
 """Grace period after the last request, in seconds; resources held afterwards are leaks."""
 
@@ -81,7 +81,7 @@ class PipelineEngine(TickedEngine):
         arrivals: Sequence[int] | None = None,
         departures: Mapping[int, int] | None = None,
     ) -> list[EngineResult]:
-        """Runs requests until all are finished. Raises AssertionError if a stage holds anything then.
+        """Runs requests until all are finished. Raises AssertionError if a stage then holds resources.
 
         Request i joins before tick `arrivals[i]`, all at the start by default, and is aborted before tick `departures[i]`
         if that is there: its result's error is then `GIVEN_UP`. On a simulated device the ticks are rounds of its
@@ -109,7 +109,7 @@ class PipelineEngine(TickedEngine):
         return results
 
     def settle(self) -> None:
-        """Raises AssertionError if all requests are finished and stages go on holding something."""
+        """Raises AssertionError if all requests are finished and stages still hold resources."""
         if all(result.finished for result in self._results):
             self._tick_until(lambda: self.engine.idle)
             self.assert_free()
@@ -127,7 +127,7 @@ class PipelineEngine(TickedEngine):
         self._tick_until(finished)
 
     def _tick_until(self, finished: Callable[[], bool]) -> None:
-        """Or until all requests are, and nothing happens any more."""
+        """Or until all requests are finished, and no further progress occurs."""
         since = time.monotonic()
         while not finished():
             if self.tick():

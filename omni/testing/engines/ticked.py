@@ -69,7 +69,7 @@ class TickedEngine:
         return Simulation(self.device, tick or self.tick, lambda: self.engine.idle, lambda: str(self.engine.usage()))
 
     def assert_free(self) -> None:
-        """Raises AssertionError if a stage holds anything (`StageWorker.usage`)."""
+        """Raises AssertionError if a stage holds resources (`StageWorker.usage`)."""
         held = {name: {k: n for k, n in usage.items() if n} for name, usage in self.engine.usage().items()}
         assert not any(held.values()), f"stages hold something though no request is under way: {held}"
 

@@ -92,7 +92,7 @@ class _WatchedRowStage(_WatchedStage):
 
 
 class _WatchedWorker:
-    """Both boxes are those of the worker itself."""
+    """Shares the inbox and the outbox of its worker."""
 
     def __init__(self, worker: StageWorker, watch: Watch) -> None:
         self.inbox: deque[Inbound] = worker.inbox

@@ -46,7 +46,7 @@ def check_family(
 
     folder: a checkpoint, a tiny one: the suite runs every text some dozens of times, on the CPU in float32.
     reference: the author's own loop, in plain torch or transformers. Its prompt is the first column of the prompt that the
-        front end makes for `stage`. It returns exactly as many tokens as it is asked for.
+        front end makes for `stage`. It returns exactly the requested number of tokens.
     texts: requests, at least three of different length. One of 40 prompt tokens or more lets the suite check chunks and the
         prefix cache.
     plugins: None takes the installed ones.

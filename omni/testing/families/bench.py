@@ -21,8 +21,8 @@ from omni.testing.engines import GIVEN_UP, PipelineEngine, engine_for
 from omni.testing.engines.watched import Watch
 
 Reference = Callable[[Sequence[int], int], Sequence[int]]
-"""Prompt token ids and a number of tokens, to so many token ids: greedy, one request alone, going on after an
-end-of-sequence id."""
+"""Takes prompt token ids and a number of tokens, and returns this number of token ids: greedy, one request alone, without a stop at
+an end-of-sequence id."""
 
 FAMILY = Contract("family")
 BLOCK = 4
@@ -185,5 +185,5 @@ def _answer(reference: Reference, prompt: Sequence[int], count: int) -> tuple[in
             " and begins with the prompt: return the new tokens alone" if tokens[: len(prompt)] == [*prompt] else ""
         )
         remedy = "return exactly that many, and go on after an end-of-sequence id"
-        raise ConfigError("reference", f"gives {len(tokens)} tokens, asked for {count}{echoed}", remedy)
+        raise ConfigError("reference", f"gives {len(tokens)} tokens instead of {count}{echoed}", remedy)
     return tuple(tokens)

@@ -374,7 +374,7 @@ _REMOTE_SECONDS = 120.0
 
 
 def _wait_for_any(barriers: Sequence[Barrier]) -> None:
-    """Raises TimeoutError if nothing comes from ranks in other threads."""
+    """Raises TimeoutError without progress of ranks in other threads."""
     deadline = time.monotonic() + _REMOTE_SECONDS
     while not any(barrier.open for barrier in barriers):
         if time.monotonic() > deadline:

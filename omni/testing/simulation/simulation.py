@@ -14,7 +14,7 @@ _PATIENCE = 64
 
 
 class HangError(AssertionError):
-    """Nothing happens and nothing is pending on the device, but work is left."""
+    """Work is left, but neither the host nor the device makes progress."""
 
 
 class Simulation:

@@ -120,9 +120,9 @@ class PausedPhase:
 
 
 class SimulatedStream:
-    """agent: its number in clocks. ran: names of phases that have run. free_at: seconds, end of the last operation. come: what has
-    happened at other ranks before its operations so far, which its `clock`, of launches, does not have. paused: the phase
-    that waits in the middle, if one does."""
+    """agent: its number in clocks. ran: names of phases that have run. free_at: seconds, end of the last operation. come: events of
+    other ranks before its operations so far; its `clock`, of launches, does not have them. paused: the phase that waits in the
+    middle, if one does."""
 
     def __init__(self, name: str, agent: int, pace: float, run: "Callable[[SimulatedStream], None]") -> None:
         """run: runs the first operation of its queue."""

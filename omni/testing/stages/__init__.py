@@ -24,7 +24,7 @@ CHECKS: tuple[Callable[[StageBench], None], ...] = (
     runs.together,
     runs.in_parts,
     runs.of_two_producers,
-    runs.by_rank,
+    runs.by_order,
     runs.from_the_front_end,
     refusals.foreign_input,
     refusals.refused_input,
@@ -81,7 +81,7 @@ def check_stage(
     |---|---|
     | the kind, its options, its memory | `declares` |
     | outputs of requests alone, in batches, fed in parts | `alone`, `together`, `in_parts`, `from_the_front_end` |
-    | two producers that end in turn; the order of ranks | `of_two_producers`, `by_rank` |
+    | two producers that end in turn; the serving order | `of_two_producers`, `by_order` |
     | nothing is read before it is ready | `not_before_ready` |
     | bad and missing inputs | `foreign_input`, `refused_input`, `incomplete_input`, `without_input` |
     | outputs keep their memory until they are free | `read_late` |

@@ -41,7 +41,7 @@ def scatter(pages: Tensor, slots_n: Tensor, rows_nD: Tensor) -> None:
 
 
 def spoil(base: Tensor) -> None:
-    """Other values than any that were there, and none that hide in a sum."""
+    """Overwrites the memory with values that it did not have, and that show in a sum."""
     base.fill_(float("nan")) if base.is_floating_point() else base.fill_(77)
 
 

@@ -20,10 +20,10 @@ class StageDriver:
         self._stream = stream
 
     def open(
-        self, *ids: str, sources: Sequence[str] = (SOURCE,), rank: tuple[int, int] = (0, 0), cache_salt: str = ""
+        self, *ids: str, sources: Sequence[str] = (SOURCE,), order: tuple[int, int] = (0, 0), cache_salt: str = ""
     ) -> None:
         self.worker.inbox.extend(
-            Open(i, SamplingParams(), frozenset(sources), rank=rank, cache_salt=cache_salt) for i in ids
+            Open(i, SamplingParams(), frozenset(sources), order=order, cache_salt=cache_salt) for i in ids
         )
 
     def feed(self, request_id: str, payload: Payload, ready: Event = COMPLETED) -> Ref:
@@ -55,7 +55,7 @@ class StageDriver:
         return moved
 
     def settle(self, device: Device) -> None:
-        """Ticks, and lets the device run, until nothing happens any more."""
+        """Ticks, and lets the device run, until no further progress occurs."""
         device.synchronize()
         while self.tick():
             device.synchronize()
@@ -66,7 +66,7 @@ class StageDriver:
         return {name: count for name, count in self.worker.usage().items() if count}
 
     def _take(self, message: Outbound) -> None:
-        assert message.request_id not in self.ends, "a request that is over gives nothing"
+        assert message.request_id not in self.ends, "a request has no output after its end"
         if isinstance(message, Produced):
             self.produced.setdefault(message.request_id, []).append(message)
             message.close()

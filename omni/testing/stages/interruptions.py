@@ -56,7 +56,7 @@ def _pause(bench: StageBench, point: int) -> None:
 
 
 def aborted(bench: StageBench) -> None:
-    """Catches an abort that leaves something behind, gives something later, or harms others."""
+    """Catches an abort that leaves resources behind, a later output, or harm to other requests."""
     for point in points(bench.points):
         session = _stepping(bench)
         first = next(iter(bench.names()))
@@ -82,7 +82,7 @@ def _abort_all(session: StageSession) -> None:
 
 
 def failures(bench: StageBench) -> None:
-    """Catches a failure of one phase that ends the stage, leaves something behind, or spoils a later request."""
+    """Catches a failure of one phase that ends the stage, leaves resources behind, or spoils a later request."""
     device = FailingDevice()
     bench.run(device, remedy="nothing was planted yet")
     for point in points(device.launches):
@@ -118,7 +118,7 @@ def closed(bench: StageBench) -> None:
         require(
             not session.held,
             f"close frees all: when the worker is closed at tick {point}, usage is {session.held}",
-            "override `close`: call super().close(), then free resources that belong to no request any more (batches under way, "
+            "override `close`: call super().close(), then free resources of ended requests (batches under way, "
             "outputs that are lent, blocks of your own pool)",
         )
 

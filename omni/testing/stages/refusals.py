@@ -15,7 +15,7 @@ from omni.testing.stages.session import StageSession
 
 
 class Foreign(msgspec.Struct, frozen=True):
-    """An input that no stage knows."""
+    """An input of a type that no stage supports."""
 
     text: str = "of the suite"
 

@@ -15,8 +15,8 @@ from omni.testing.stages.bench import APART, StageBench
 from omni.testing.stages.devices import FailingDevice
 from omni.testing.stages.errors import calling, require
 
-_RANKED = 8
-"""Requests of different ranks: more than small options have rows."""
+_ORDERED = 8
+"""Requests of different `Open.order`: more than small options have rows."""
 _SET_ROWS = 3
 
 
@@ -83,7 +83,7 @@ def _points(bench: StageBench) -> int:
 
 
 def together(bench: StageBench) -> None:
-    """Catches requests that disturb each other, and rows that are not given on."""
+    """Catches requests that affect each other, and rows that are not reused."""
     remedy = "it shares the stage with others: keep everything by request, and give rows of the batch their own inputs"
     bench.run(copies=3, remedy=remedy)
     bench.run(copies=2, apart=1, remedy=remedy)
@@ -96,7 +96,7 @@ def in_parts(bench: StageBench) -> None:
 
 
 def of_two_producers(bench: StageBench) -> None:
-    """Catches a stage that takes the end of one producer for the end of all."""
+    """Catches a stage that confuses the end of one producer with the end of all."""
     session, names = bench.session(), bench.names()
     with torch.inference_mode():
         session.play({n: session.script_of_two(n, bench.checked.inputs[i]) for n, i in names.items()}, apart=1)
@@ -108,22 +108,22 @@ def of_two_producers(bench: StageBench) -> None:
     bench.finish(session, "after requests of two producers")
 
 
-def by_rank(bench: StageBench) -> None:
-    """Catches a stage that serves requests in another order than that of their ranks."""
+def by_order(bench: StageBench) -> None:
+    """Catches a stage that ignores the serving order, `Open.order`."""
     session, sample = bench.session(), bench.checked.inputs[0]
-    names = [f"ranked-{number}" for number in range(_RANKED)]  # a later one has a lower rank
-    ranks = {name: (_RANKED - number, number) for number, name in enumerate(names)}
+    names = [f"ranked-{number}" for number in range(_ORDERED)]  # later ones come first in serving order
+    orders = {name: (_ORDERED - number, number) for number, name in enumerate(names)}
     with torch.inference_mode():
-        session.play({name: session.script(name, sample, rank=rank) for name, rank in ranks.items()})
+        session.play({name: session.script(name, sample, order=order) for name, order in orders.items()})
     firsts = {name: session.readings[name][0].since for name in names if session.readings.get(name)}
     for first, second in pairwise(firsts):
         require(
             firsts[first] >= firsts[second],
-            f"the request of the lowest Open.rank is served first: {first!r}, of rank {ranks[first]}, had an output in "
-            f"tick {firsts[first]}, and {second!r}, of rank {ranks[second]}, in tick {firsts[second]}",
-            "give rows, and places in a batch, to waiting requests in the order of Open.rank",
+            f"the request of the lowest Open.order is served first: {first!r}, of order {orders[first]}, had an output in "
+            f"tick {firsts[first]}, and {second!r}, of order {orders[second]}, in tick {firsts[second]}",
+            "give rows, and places in a batch, to waiting requests in the order of Open.order",
         )
-    bench.finish(session, "after requests of several ranks")
+    bench.finish(session, "after requests in another serving order")
 
 
 def from_the_front_end(bench: StageBench) -> None:
@@ -161,7 +161,7 @@ def not_before_ready(bench: StageBench) -> None:
 
 
 def without_input(bench: StageBench) -> None:
-    """Catches a request that never ends because nothing came for it."""
+    """Catches a request that never ends because it has no input."""
     session = bench.session()
     with torch.inference_mode():
         session.play({"empty": session.script("empty", [])})
@@ -205,7 +205,7 @@ def guarded(bench: StageBench) -> None:
 
 
 def counted(bench: StageBench) -> None:
-    """Catches a number of `usage` that never counts anything. Comes last."""
+    """Catches a number of `usage` that is always 0. The last check."""
     never = ", ".join(repr(name) for name, most in bench.most.items() if not most and name not in bench.checked.unused)
     require(
         not never,

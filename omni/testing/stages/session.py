@@ -23,9 +23,9 @@ from omni.testing.stages.watch import RELEASE, WorkerWatch
 
 SOURCE = "check"
 OTHER = "other"
-"""A second producer, which sends nothing."""
+"""A second producer, without payloads."""
 _QUIET = 12
-"""Ticks without anything happening, after which nothing more is expected."""
+"""Ticks without progress, after which none is expected."""
 _MOST_TICKS = 20_000
 _ENDS = "an unfinished request needs an event to come, or room; see that advance polls every event and tries again"
 
@@ -95,11 +95,11 @@ class StageSession:
 
     # Actions of the orchestrator.
 
-    def open(self, name: str, *others: str, rank: tuple[int, int] | None = None) -> None:
-        """others: producers beside the suite. rank: by default in the order of opening."""
+    def open(self, name: str, *others: str, order: tuple[int, int] | None = None) -> None:
+        """others: producers beside the suite. order: by default in the order of opening."""
         self.opened.append(name)
         sources = frozenset({SOURCE, *others})
-        self.worker.inbox.append(Open(name, self._sampling, sources, rank=rank or (0, len(self.opened))))
+        self.worker.inbox.append(Open(name, self._sampling, sources, order=order or (0, len(self.opened))))
 
     def feed(self, name: str, sample: Payload, ready: Event | None = None) -> Input:
         """Lends a payload from memory of its own, on the device. ready: of the check, which calls `fill` before."""
@@ -142,10 +142,10 @@ class StageSession:
             self.worker.inbox.append(Abort(name))
 
     def script(
-        self, name: str, sample: Sequence[Payload], *, front_end: bool = False, rank: tuple[int, int] | None = None
+        self, name: str, sample: Sequence[Payload], *, front_end: bool = False, order: tuple[int, int] | None = None
     ) -> Iterator[None]:
         """Opens a request, feeds it and ends it, one message at each `next`."""
-        self.open(name, rank=rank)
+        self.open(name, order=order)
         yield
         for payload in sample:
             self.feed_host(name, payload) if front_end else self.feed(name, payload)
@@ -210,7 +210,7 @@ class StageSession:
             quiet = 0 if self.advance(quiet) or left else quiet + 1
             require(
                 quiet < 5 * _QUIET and tick < _MOST_TICKS,
-                f"requests end: nothing happens any more, and {self._unfinished()} "
+                f"requests end: the worker stalled, and {self._unfinished()} "
                 f"{'are' if self._unfinished().count(',') else 'is'} not over (the worker holds {self.held})",
                 _ENDS,
             )
@@ -230,7 +230,7 @@ class StageSession:
         return moved
 
     def settle(self) -> None:
-        """Until nothing happens any more."""
+        """Until no further progress occurs."""
         quiet = 0
         for _ in range(_MOST_TICKS):
             quiet = 0 if self.advance(quiet) else quiet + 1
@@ -303,7 +303,7 @@ class StageSession:
         name = message.request_id
         require(
             name not in self.ends and name not in self.aborted,
-            f"a request that is over gives nothing: {type(message).__name__} of {name!r} came later",
+            f"a request has no output after its end: {type(message).__name__} of {name!r} came after it",
             "remember work in flight by request, and drop late results of one that is gone",
         )
         if not isinstance(message, Produced):

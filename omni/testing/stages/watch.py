@@ -12,7 +12,7 @@ RELEASE = (
 
 
 class WorkerWatch:
-    """Looks at `usage` and `counters` of a worker."""
+    """Reads `usage` and `counters` of a worker."""
 
     def __init__(self, worker: StageWorker, most: dict[str, int]) -> None:
         """most: gets the highest number of each name that `usage` reports."""

@@ -1,4 +1,4 @@
-"""Writes a tiny random Qwen2.5-Omni checkpoint in the published format: for trying things without a download."""
+"""Writes a tiny random Qwen2.5-Omni checkpoint in the published format, for trials without a download."""
 
 import os
 from functools import partial
@@ -33,7 +33,8 @@ def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: obj
     """Writes weights in float32, voices, tokenizer and processor files into `directory`.
 
     It differs from a published checkpoint in its sizes only, and transformers reads it too. The same arguments write the same
-    checkpoint. shape: fields of `TinyShape` that differ from their defaults. Raises ConfigError for fields or values it lacks.
+    checkpoint. shape: fields of `TinyShape` that differ from their defaults. Raises ConfigError for a field that `TinyShape` lacks
+    or a value of a wrong type.
     """
     sizes = tiny_shape(TinyShape, shape)
     folder = Path(directory)

@@ -56,8 +56,8 @@ class KVCache:
         """Copies of the rows' keys and values, `[R, K, L, D]` each, in the order of positions. L = M * B. For attention in plain
         torch.
 
-        table_RM, lengths_R: int64, blocks of each row and its number of keys. Entries from a row's length on are zeros: what
-        stands in the pages there may be NaN, which a weight of zero does not remove.
+        table_RM, lengths_R: int64, blocks of each row and its number of keys. Entries from a row's length on are zeros: the pages
+        may hold NaN there, which a weight of zero does not remove.
         """
         position_L = torch.arange(table_RM.shape[1] * self.block_size, device=table_RM.device)
         beyond_RL = position_L >= lengths_R[:, None]
@@ -102,8 +102,8 @@ class AttentionMetadata:
 
 
 class AttentionBackend(Protocol):
-    """Causal softmax attention with scale D ** -0.5, or as a layer's `AttentionFeatures` say. H is a multiple of the cache's heads:
-    query heads h * G to h * G + G - 1 share key head h. An implementation never synchronizes with the device.
+    """Causal softmax attention with scale D ** -0.5, or as a layer's `AttentionFeatures` specify. H is a multiple of the cache's
+    heads: query heads h * G to h * G + G - 1 share key head h. An implementation never synchronizes with the device.
 
     `attend` of a batch without prefill rows can be captured in a CUDA graph. A row of length 0 yields zeros, as do tokens after
     the last prefill row of a captured batch. Cache content beyond a row's length, NaN included, does not affect its output.

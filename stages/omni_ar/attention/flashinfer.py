@@ -19,7 +19,7 @@ from omni_ar.options import MAX_IN_FLIGHT
 
 _WORKSPACE_BYTES = 128 * 1024 * 1024
 _PLANS = MAX_IN_FLIGHT + 1
-"""Steps whose plans may be in flight: a step is launched once the step this many before it has been read."""
+"""Maximum number of steps whose plans are in flight: a step is launched only after the step this many before it has been read."""
 
 _HEAD_DIMS = (64, 128, 256)
 

@@ -79,8 +79,9 @@ class DraftRows:
 
     rows_R: int64, indexes of the rows in the stage. text_NL: int32, prompt and output of every row of the stage; after them the
     text that `Drafter.predicted_tokens` gave, then -1; the last column has no meaning. length_N: int64, index of the newest token.
-    drafts_NK: int64, the drafts to be written: ids of the stage's vocabulary; an id outside of it, and all drafts after it, are not
-    verified. proposed_N: int64, their number, to be written for each row of the batch. pages: of a `PagedDrafter`.
+    drafts_NK: int64, the drafts to be written: ids of the stage's vocabulary; a draft outside of the vocabulary, and all drafts
+    after it, are not verified. proposed_N: int64, their number, to be written for each row of the batch. pages: of a
+    `PagedDrafter`.
     """
 
     rows_R: Tensor
@@ -119,7 +120,8 @@ class DraftRequest:
 
 
 class Drafter(ABC):
-    """Guesses the next tokens of rows. One object per stage. Drafts change how many tokens a step gives, and no token."""
+    """Guesses the next tokens of rows. One object per stage. Drafts affect the number of tokens that a step gives, never the tokens
+    themselves."""
 
     @abstractmethod
     def draft(self, rows: DraftRows) -> None:
@@ -145,8 +147,8 @@ class PagedDrafter(Drafter):
     blocks, so that they are allocated, freed, and shared by a common prefix with them. Keys and values after a row's newest token
     may be written for any draft: they are overwritten before they are read.
 
-    `draft` runs in steps that verify drafts; with pipeline parallelism, after their tokens and those of prompts. No step without
-    drafts reads or writes its pages, but those with prefill chunks.
+    `draft` runs in steps that verify drafts; with pipeline parallelism, after their tokens and those of prompts. Among steps
+    without drafts, only those with prefill chunks access its pages.
     """
 
     @property

@@ -94,7 +94,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Head(DraftModel):
-    """layers: numbers of the hidden states it reads. vocabulary: for the parts that it has no weights of its own for."""
+    """layers: numbers of the hidden states it reads. vocabulary: for the parts without weights of the head's own."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ def read_config(raw: Mapping[str, Any]) -> HeadConfig:
 
 
 def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config.json in one table. Some heads have those of the layer in a table of their own.
+    """The fields of a config.json in one table. Some heads have the layer's fields in a table of their own.
 
     A window counts only with `layer_types`, as in vLLM: trainers copy `sliding_window` from the stage's config.json, and the heads
     attend to the whole text.
@@ -226,7 +226,7 @@ def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flag(config: Section, name: str, default: bool) -> bool:
-    """Raises CheckpointError for anything but true, false, null, or none at all: a string would count as true."""
+    """Raises CheckpointError unless the value is true, false, null or absent: a string would count as true."""
     value = config.get(name)
     if value is None:
         return default
@@ -255,7 +255,7 @@ def _eagle_part(config: Section) -> Section:
 
 def _layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """Numbers of the hidden states. `eagle_config` numbers the outputs of layers from 0; the same list beside the other fields
-    numbers the inputs; both as the trainers that write them. An empty list counts as none."""
+    numbers the inputs; both follow the trainers that write them. An empty list counts as absent."""
     config = Section(raw)
     for part, shift in ((config, 0), (_eagle_part(config), 1)):
         if part.get(_LAYER_IDS) not in (None, []):

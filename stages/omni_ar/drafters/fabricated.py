@@ -38,7 +38,7 @@ class FabricatedDrafter(Drafter):
         text_NL, drafts = rows.text_NL, rows.drafts_NK.shape[1]
         index_K = torch.arange(1, 1 + drafts, device=rows.rows_R.device)
         at_RK = rows.length_N.index_select(0, rows.rows_R)[:, None] + index_K
-        # No draft is verified so far after the text that it comes from the last column, which has no meaning.
+        # No verified draft comes from the last column, which has no meaning: it would be too far after the text.
         drafts_RK = text_NL.index_select(0, rows.rows_R).gather(1, at_RK.clamp(max=text_NL.shape[1] - 1)).long()
         rows.drafts_NK.index_copy_(0, rows.rows_R, drafts_RK)
         rows.proposed_N.index_copy_(0, rows.rows_R, (drafts_RK >= 0).long().cumprod(1).sum(1))

@@ -19,9 +19,9 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
     """None for a stage without a drafter. model: the stage's. At a rank without the last layers, which runs no drafter, it has no
     memory.
 
-    Raises ConfigError for a name that no plugin gives, for arguments that the drafter refuses, and for a stage that cannot verify
-    drafts; PluginError for a drafter that cannot be loaded, or whose hidden states are not those of the stage; and the errors of a
-    drafter that reads a checkpoint.
+    Raises ConfigError for an unknown name, for arguments that the drafter refuses, and for a stage that cannot verify drafts;
+    PluginError for a drafter that cannot be loaded, or whose hidden states are not those of the stage; and the errors of a drafter
+    that reads a checkpoint.
     """
     stage, options, entries = context.stage.name, context.options, context.drafters
     assert isinstance(options, ArOptions)

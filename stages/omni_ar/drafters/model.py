@@ -33,7 +33,7 @@ class DraftModel(nn.Module, ABC):
 
     @property
     def max_positions(self) -> int | None:
-        """Maximum number of entries of a row that the model may draft from; None if it is not less than the stage's."""
+        """Maximum number of entries of a row that the model may draft from; None if it is at least the stage's maximum."""
         return None
 
     def features(self, states_TX: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def _pages(rows: DraftRows) -> RowPages:
 
 
 def _chunk_tokens(rows_P4: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """The row of each of a batch's tokens, and its index in the row. Both are 0 for a token that is of no chunk."""
+    """The row of each of a batch's tokens, and its index in the row. Both are 0 for a token outside of all chunks."""
     row_P, start_P, length_P, context_P = rows_P4.unbind(1)
     token_T1 = torch.arange(total, device=rows_P4.device)[:, None]
     inside_TP = (token_T1 >= start_P) & (token_T1 < start_P + length_P)

@@ -41,7 +41,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
         try:
             weights = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
-            # The unpickler raises almost any error for a damaged file, and torch's message advises to execute it.
+            # For a damaged file the unpickler raises errors of many types, and torch's message recommends executing it.
             problem = f"is damaged, or holds more than tensors ({type(error).__name__})"
             raise CheckpointError(path.name, problem, "download it again") from error
     if not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):

@@ -5,9 +5,9 @@ A kernel launched with `launch_pdl` may start when all programs of the previous 
 `gdc_launch_dependents` or ended. Its own `gdc_wait` returns when the previous kernel is complete. The memory that it
 may access before that depends on the order of the two calls in the previous kernel:
 
-- *Dependents first.* Most kernels let the next one start at once, and wait later. Several kernels that have not waited
-  may then be on the device. So before its wait a kernel reads no memory that any kernel writes, and writes none, since
-  others may still read it. No kernel writes weights: they may be loaded early, which is the purpose of the overlap.
+- *Dependents first.* Most kernels let the next one start at once, and wait later. Several kernels may then be on the device before
+  their waits. So before its wait a kernel reads only memory that no kernel writes, and writes none, since earlier kernels may still
+  read it. No kernel writes weights: they may be loaded early, which is the purpose of the overlap.
   Decode attention alone reads its table and lengths early, only to choose what it prefetches.
 - *Wait first.* The kernels of a mixture of experts after its router (`moe/wait.py`) let the next one start after
   their own wait. The last kernel but one is then complete when the next one starts, and its output may be read before

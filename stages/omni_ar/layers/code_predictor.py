@@ -26,8 +26,8 @@ class CodePredictor(nn.Module):
         self.lm_head = nn.ModuleList(heads)
 
     def predict(self, hidden_RD: Tensor, code0_R: Tensor, code0_RD: Tensor, draw: DrawCode) -> Codes:
-        """Predicts the frame that begins with `code0_R`, whose embedding is `code0_RD`. The next input's codec part is
-        the sum of the codes' embeddings."""
+        """Predicts the frame that begins with `code0_R`, whose embedding is `code0_RD`. The codec part of the next input is the sum
+        of the codes' embeddings."""
 
         def embed(code_R: Tensor, group: int) -> Tensor:
             return summed_embeddings(code_R[:, None], self._tables[group - 1 : group])

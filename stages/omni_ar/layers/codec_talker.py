@@ -32,8 +32,8 @@ class CodecTalker(CodecModel):
     ) -> None:
         super().__init__()
         self._decoder_config, self._num_groups = config, num_groups
-        # Whole in a partition too, as is the head: they have a few thousand rows. Code 0 is embedded within the step, for the
-        # predictor, and a collective more would take longer than it saves.
+        # Whole in a partition too, like the head: they have a few thousand rows. Code 0 is embedded within the step, for the
+        # predictor, and a further collective would take longer than the cut saves.
         self.codec_embedding = nn.Embedding(vocab_size, config.width, **factory)
         self.decoder = DecoderLayers(config, **factory)
         self.codec_head = Linear(config.width, vocab_size, bias=False, **factory)

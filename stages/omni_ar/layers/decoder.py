@@ -31,8 +31,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     experts. qk_norm: whether each query and key head is normalized. rope_scaling: None for plain rotary positions.
     shared_expert_width: 0 for none. mrope_section: None for one-axis rotary positions. mrope_interleaved: as in `RotaryEmbedding`.
     attention_bias: of the four projections; without `output_bias`, of queries, keys and values only. attention_windows: the window
-    of each layer, None for full attention; empty for none at all. attention_scale, attention_softcap: as in `AttentionFeatures`.
-    attention_sinks: whether each layer has them."""
+    of each layer, None for full attention; empty if no layer has one. attention_scale, attention_softcap: as in
+    `AttentionFeatures`. attention_sinks: whether each layer has them."""
 
     width: int
     num_layers: int
@@ -285,8 +285,8 @@ class DecoderLayers(nn.Module):
         return hidden_TD
 
     def carried(self, kept: Sequence[int], layer: int) -> tuple[int, ...]:
-        """The layers before `layer` whose inputs the last rank stores and cannot compute itself. kept: as `LayerSink.layers`. The
-        input of layer 0, the embeddings, every rank has."""
+        """The layers before `layer` whose inputs the last rank stores and cannot compute itself. kept: as `LayerSink.layers`. Every
+        rank has the input of layer 0, the embeddings."""
         stored = {*kept, *(() if self.payload_layer is None else (self.payload_layer,))}
         return tuple(sorted(one for one in stored if 0 < one < layer))
 

@@ -38,7 +38,7 @@ _NO_CUTS: Mapping[str, Cut] = MappingProxyType({})
 
 class StackedLinear(Linear, StackedWeights):
     """Rows of several published linear maps, in order. parts: published name (a sibling of this module) and outputs of each. cuts:
-    the rows of published maps that this rank holds, by name; of others it holds all."""
+    by name of the published map, the rows that this rank holds; without an entry, all rows."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class StackedLinear(Linear, StackedWeights):
 
 
 class RowLinear(Linear, StackedWeights):
-    """A linear map whose inputs are cut across ranks: each computes a part of all outputs, and the parts are summed. The bias is
-    whole, and added by rank 0 alone. columns: those of the published weight that this rank holds."""
+    """A linear map whose inputs are cut across ranks: each rank computes a partial sum of all outputs, and these are added up. The
+    bias is whole, and added by rank 0 alone. columns: those of the published weight that this rank holds."""
 
     def __init__(
         self, columns: Cut, outputs: int, communicator: Communicator, *, bias: bool = False, **factory: Unpack[Factory]

@@ -68,8 +68,8 @@ class SparseMoE(nn.Module, StackedWeights):
         return (y_TD if self._communicator is None else PartialSum(y_TD, self._communicator)), x_TD
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
-        """Published names: `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`, `[D, I]`. Of
-        those of other ranks this one holds an empty part."""
+        """Published names: `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`, `[D, I]`. This
+        rank holds an empty part of the weights of other ranks."""
         prefix, (width, inner) = f"{name}." if name else "", self.experts_down.shape[1:]
         destinations: dict[str, Destination] = {}
         for expert in range(self.gate.out_features):
@@ -107,7 +107,7 @@ class SharedExpertMoE(SparseMoE):
         shared_intermediate: int,
         **factory: Unpack[Factory],
     ) -> None:
-        # Their outputs are summed before the ranks' parts are: all experts are cut, or none.
+        # The outputs of experts are added before the ranks' parts are: either all experts are cut or none.
         by_expert = held_experts(num_experts) is not None
         cut = width_cut(shared_intermediate, 0) is not None and (by_expert or width_cut(intermediate, 0) is not None)
         with nullcontext() if cut else whole():

@@ -34,7 +34,7 @@ class PipelinePart:
             if num_layers < self.size:
                 problem = f"is {self.size}, and the model has {num_layers} layers"
                 raise ConfigError(f"{self.stage}.pipeline_parallel", problem, "use at most one part for each layer")
-            # The last part also computes logits and samples, so it is none of those with a layer more.
+            # The last part also computes logits and samples, so the parts with one more layer are others.
             each, more = divmod(num_layers, self.size)
             layers = tuple(each + (index < more) for index in range(self.size))
         if len(layers) != self.size or sum(layers) != num_layers or min(layers) < 1:
@@ -60,7 +60,7 @@ def partitioned(
     communicator: Communicator | None, part: PipelinePart | None = None, *, expert_parallel: bool = False
 ) -> Iterator[None]:
     """While entered, layers that this thread builds hold the shard of the communicator's rank, and a sequence of them the layers of
-    a part. None: they are whole. expert_parallel: whether the experts of a mixture are divided among the communicator's ranks,
+    a part. None: layers are whole. expert_parallel: whether the experts of a mixture are divided among the communicator's ranks,
     instead of the width of each (`Stage.expert_parallel`)."""
     token = _partition.set(_Partition(communicator, part, expert_parallel))
     try:
@@ -77,7 +77,7 @@ def whole() -> Iterator[None]:
 
 
 def communicator() -> Communicator | None:
-    """That of the partition in which layers are built now; None if they are whole."""
+    """The communicator of the partition in which layers are built now; None if they are whole."""
     return _partition.get().communicator
 
 

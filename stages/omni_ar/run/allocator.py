@@ -124,7 +124,7 @@ class Allocator:
         table = request.held_table
         tokens = request.num_computed_tokens + 1 + self._extra_slots
         if self._drafts:
-            # No draft is verified beyond the limit, though more tokens may be in flight by the upper bound.
+            # Drafts beyond the limit are not verified, although the upper bound counts more tokens in flight.
             tokens = min(tokens + self._drafts + self._late_drafts, request.length + request.max_tokens)
         need = self.blocks_for(tokens) - table.count
         if need <= 0:
@@ -181,7 +181,7 @@ class Allocator:
 
     def _match(self, request: ArRequest) -> list[int]:
         if not self._prefix_cache or request.scores_prompt:
-            return []  # a cached position is not run, so it gives no log-probabilities
+            return []  # cached positions are not run, so they have no log-probabilities
         # The newest token always runs: the next one is sampled from its hidden state.
         keys = self._keys(request, (request.prefill_end - 1) // self._size)
         return self._pool.match(keys, request.payload_offsets(len(keys), self._size))
@@ -208,7 +208,7 @@ class Allocator:
         while self._pool.available < need + headroom:
             if self._reclaimer.progressing:
                 return False  # blocks will become free without a preemption
-            moved, failures = self._reclaimer.relieve()
+            moved, failures = self._reclaimer.spill_unreleased()
             self.failures += [(owner, MOVING, error) for owner, error in failures]
             if moved:
                 continue

@@ -22,11 +22,11 @@ from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext
 
 _MANY_ROWS = 17
-"""Rows from which on a prefill is given way to. Measured for 17 to 32, and not for others."""
+"""Minimum number of rows whose frames leave room for a prefill. Measured for 17 to 32 rows only."""
 
 
 class CodePrediction:
-    """Launches the prediction of the frames that a step's tokens begin, and records when they are complete."""
+    """Launches the prediction of the frames that begin with a step's tokens, and records their completion."""
 
     def __init__(self, stage: Resources, model: CodecModel, listeners: Listeners | None = None) -> None:
         """listeners: as in `StageContext`."""

@@ -7,7 +7,7 @@ LEAST_LAG = 2
 
 
 class DraftReports:
-    """The report of a step decides about the step that follows `lag` later, even if the host has read it earlier. So the number of
+    """The report of a step applies to the step `lag` later, even if the host has read it earlier. So the number of
     steps in flight changes no draft of a request alone, up to `lag` of them."""
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class DraftReports:
         self._reports = deque([drafts] * lag)
 
     def read(self) -> None:
-        """A step of the request was read. Without a report of its own, the last one holds on."""
+        """Adds a step that the host has read. Without a report of its own, the last report remains valid."""
         self._reports.append(self._reports[-1])
         self._reports.popleft()
 

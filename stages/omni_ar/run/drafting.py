@@ -86,7 +86,7 @@ class Drafting:
         return [Launch.of(draft_tokens, self._drafter, self._rows(rows_R, blocks, cache))]
 
     def follows(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
-        """The keys and values of decode rows that chunks join. Those of late drafts are there."""
+        """The keys and values of decode rows that chunks join. Late drafts have theirs already."""
         if self._is_late:
             return self._drops(rows_R)
         if self._paged is None:
@@ -115,7 +115,7 @@ class Drafting:
 
     def keeps(self, rows_R: Tensor, drafts: int) -> list[Launch]:
         """Keeps the features of the tokens and drafts of a step without chunks, which the next step's drafts need. A step without
-        drafts makes none, and earlier ones are of no use after it."""
+        drafts makes no features, and earlier ones are obsolete after it."""
         features = self._features
         if features is None:
             return []

@@ -20,7 +20,7 @@ from omni_ar.run.drafting import Drafting
 from omni_ar.run.limits import step_fields
 from omni_ar.run.pack import PackedChunks, StepTensors, placeholders_in
 from omni_ar.run.phases import (
-    Embedded,
+    InputEmbeddings,
     NextInputs,
     SavedHiddenStates,
     embed_inputs,
@@ -84,7 +84,7 @@ class Forward:
         """Launches of a batch of decode rows only. They depend on the arguments alone, so they can be captured. blocks:
         maximum number of blocks in use of a row's table. drafts: positions of each row besides its newest token; attention takes
         each position for a row of its own."""
-        count, embedded = rows_R.shape[0] * (1 + drafts), Embedded()
+        count, embedded = rows_R.shape[0] * (1 + drafts), InputEmbeddings()
         padded_shape, sink = PaddedShape(count, 0, 0), None
         if pages.hidden is not None and self._emits(padded_shape):
             sink = PayloadSink(pages.hidden, self._stage.buffers.slots_T[:count])
@@ -106,7 +106,7 @@ class Forward:
 
     def chunks(self, step: ChunkStep, pages: Pages) -> "ForwardLaunches":
         """Launches of a batch of decode rows, if any, followed by chunks."""
-        chunks, view, embedded = step.chunks, step.view, Embedded()
+        chunks, view, embedded = step.chunks, step.view, InputEmbeddings()
         embeddings = _placed(step)
         metadata = self._metadata(step.padded_shape, step.blocks, self._prefill_rows(chunks), view(chunks.rows))
         sink = self._payload(step.padded_shape, pages) if self._emits(step.padded_shape) or chunks.payload else None
@@ -126,13 +126,13 @@ class Forward:
         total = padded_shape.total
         metadata = self._metadata(padded_shape, self._stage.limits.max_blocks, rows_P4=buffers.rows_P4)
         batch = self._batch(metadata, pages, self._payload(padded_shape, pages))
-        embedded = Embedded(buffers.inputs_TD[:total])
+        embedded = InputEmbeddings(buffers.inputs_TD[:total])
         kept = SavedHiddenStates(None, buffers.outputs_TD[:total]) if self.last else None
         drafts = self._prefill_drafts(batch, buffers.rows_P4, padded_shape, pages)
         return [Launch.of(run_forward, self._stage.model, embedded, batch, kept), *drafts]
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
-        embedded = Embedded(buffers.inputs_TD[: step.padded_shape.total])
+        embedded = InputEmbeddings(buffers.inputs_TD[: step.padded_shape.total])
         embeddings = _placed(step)
         return self._inputs(step, embeddings, self._stage.limits.max_blocks, embedded, pages, buffers.rows_P4)
 
@@ -147,7 +147,7 @@ class Forward:
         count = steps_XR.shape[1]
         return NextInputs(self._stage.buffers.ids_N[:count], steps_XR, self._stage.buffers.codes_ND[:count])
 
-    def embed(self, nexts: Sequence[NextInputs], prompts: PromptTokens | None, embedded: Embedded) -> Launch:
+    def embed(self, nexts: Sequence[NextInputs], prompts: PromptTokens | None, embedded: InputEmbeddings) -> Launch:
         stage = self._stage
         return Launch.of(embed_inputs, stage.model, nexts, prompts, stage.rows.conditioning, embedded)
 
@@ -156,7 +156,7 @@ class Forward:
         step: ChunkStep,
         embeddings: Sequence[PlacedEmbedding],
         blocks: int,
-        embedded: Embedded,
+        embedded: InputEmbeddings,
         pages: Pages,
         rows_P4: Tensor | None = None,
     ) -> list[Launch]:
@@ -202,7 +202,7 @@ class Forward:
 
     def _prepare_decodes(self, rows_R: Tensor, blocks: int, drafts: int, pages: Pages) -> list[Launch]:
         """The inputs of decode rows that no chunks join. Drafts are made after the token point of the step before. A drafter
-        without weights also runs where no draft is verified: the first is compared with the token."""
+        without weights also runs where no draft is verified, since the first draft is compared with the token."""
         stage, drafting = self._stage, self._drafting
         if not stage.limits.drafts:
             return [self._prepare(rows_R, blocks)]
@@ -374,5 +374,5 @@ class CapturedChunks:
         )
         with may_sync(SyncPoint.CAPTURE):
             self._stage.device.synchronize()  # zeros are written on another stream
-        embedding = self._forward.embed([self._forward.nexts(steps_XR)], None, Embedded(buffers.inputs_TD))
+        embedding = self._forward.embed([self._forward.nexts(steps_XR)], None, InputEmbeddings(buffers.inputs_TD))
         self._stage.device.enqueue(self._stage.stream, [embedding])

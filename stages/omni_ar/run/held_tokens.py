@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from omni_ar.run.blocks.pool import BlockTable
-from omni_ar.run.step import Written
+from omni_ar.run.step import WrittenPages
 
 
 @dataclass(slots=True, eq=False)
@@ -16,7 +16,7 @@ class HeldTokens:
     ids: list[int] = field(default_factory=list)
     ends: bool = False
     positions: list[int] = field(default_factory=list)
-    frames: Written | None = None
+    frames: WrittenPages | None = None
 
     def __post_init__(self) -> None:
         self.table.unread += 1

@@ -49,7 +49,7 @@ class HostProcessorExecutor:
 def _result(task: HostTask[Result]) -> Result | Exception:
     try:
         return task.result()
-    except Exception as error:  # a host processor may be user code: only its own request fails
+    except Exception as error:  # a host processor may be user code, whose error fails only its own request
         return error
     except BaseException as error:  # a library's panic in another thread, which does not affect this one
         failure = RuntimeError(f"{type(error).__name__}: {error}")

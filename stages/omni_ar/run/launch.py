@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import msgspec
+import torch
 from torch import Tensor
 
+from omni.device import Device, Stream
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.run.pack import PackedStep, StepTensors
 from omni_ar.run.plan import PaddedShape
@@ -17,9 +19,9 @@ class StepLaunch:
     decode rows are padded to; None for none. decode_blocks: maximum number of blocks in use of a decode row's table; 0 without
     decode rows. padded_shape: of a batch with chunks, else None. captured: whether a captured forward has that shape. logprobs:
     likeliest ids to score per sampled token; None if no row needs log-probabilities. prompt_logprobs: the same per scored prompt
-    token. area: of `KeptInputs`, which keeps the inputs that are uploaded, or has those that are not; None for neither. drafts:
-    positions of each decode row besides its newest token. draft_blocks: where drafts are made at the end of the step, for the next
-    one of each sampled row, the maximum number of blocks in use of these rows' tables then; otherwise 0."""
+    token. area: the area of `KeptInputs` for this batch: it keeps uploaded inputs, and has the inputs of an unchanged batch. None
+    without areas. drafts: positions of each decode row besides its newest token. draft_blocks: where drafts are made at the end of
+    the step, for the next one of each sampled row, the maximum number of blocks in use of these rows' tables then; otherwise 0."""
 
     step: int
     newest_input: int
@@ -70,6 +72,9 @@ class TensorShape(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     dtype: str
 
+    def empty(self, device: Device, stream: Stream) -> Tensor:
+        return device.empty(self.shape, getattr(torch, self.dtype), stream)
+
 
 class StepMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A step, for the other ranks. uploaded: its uploaded inputs, int64, or None if the ranks have them already. embeddings,
@@ -84,6 +89,11 @@ class StepMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
     def of(cls, launch: StepLaunch, uploaded: bytes | None, tensors: StepTensors) -> "StepMessage":
         embeddings = tuple({name: _shape_of(tensor) for name, tensor in each.items()} for each in tensors.embeddings)
         return cls(launch, uploaded, embeddings, tuple(map(_shape_of, tensors.saved)))
+
+    def empty_tensors(self, device: Device, stream: Stream) -> StepTensors:
+        """Memory for the tensors that follow."""
+        embeddings = tuple({n: shape.empty(device, stream) for n, shape in each.items()} for each in self.embeddings)
+        return StepTensors(embeddings, tuple(shape.empty(device, stream) for shape in self.saved))
 
 
 class ForgetMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):

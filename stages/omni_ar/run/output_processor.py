@@ -26,7 +26,7 @@ from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
 from omni_ar.run.scores import read_scores
 from omni_ar.run.state import IMPOSSIBLE, NOT_FINITE
-from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, TokenHandoff, Written
+from omni_ar.run.step import PayloadHandoff, SampledStep, ScheduledRequest, ScoreHandoff, TokenHandoff, WrittenPages
 
 
 class RequestCallbacks(Protocol):
@@ -197,8 +197,8 @@ class OutputProcessor:
             first = len(request.outputs)
             taken, reason = self._process(scheduled, RowStatus(result[STATUS]), result[IDS : IDS + count], step.payload)
             if taken and step.drafts:
-                # A request's last token counts as no draft, as at `max_tokens`: whether the id that stopped it was the draft in its
-                # place is known on the device alone. So the step gave `1 + accepted` tokens, however the request ended.
+                # A request's last token counts as no draft, as at `max_tokens`: only the device knows whether the id that stopped
+                # it was the draft in its place. So the step gave `1 + accepted` tokens, however the request ended.
                 counted = verified if reason is None else taken - 1
                 request.drafts.add(counted, taken - 1)
                 drafts.add(counted, taken - 1)
@@ -222,7 +222,7 @@ class OutputProcessor:
                 self._drained(request)
 
     def _process(
-        self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff
+        self, scheduled: ScheduledRequest, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff
     ) -> tuple[int, str | None]:
         """Returns how many of the tokens the request takes, and its finish reason if they end it."""
         request = scheduled.request
@@ -262,7 +262,9 @@ class OutputProcessor:
             self._host_processors.submit(request, ids)
         return len(ids), None
 
-    def _emit(self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff) -> int | None:
+    def _emit(
+        self, scheduled: ScheduledRequest, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff
+    ) -> int | None:
         """Emits each token by itself, or withholds it. Returns how many the request takes if a stop string ends it."""
         request = scheduled.request
         for count, token in enumerate(ids, 1):
@@ -286,7 +288,9 @@ class OutputProcessor:
         hidden state follow each token separately."""
         return request.stops is None and request.sampling.logprobs is None and not self._emits_tokens
 
-    def _hold(self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], codes: Written | None) -> None:
+    def _hold(
+        self, scheduled: ScheduledRequest, status: RowStatus, ids: Sequence[int], codes: WrittenPages | None
+    ) -> None:
         request, held = scheduled.request, self._held.get(scheduled.request)
         if held is not None and held.table is not scheduled.table:
             self.emit_held(request)
@@ -315,13 +319,13 @@ class OutputProcessor:
         self.emit_withheld(request, verdict.withheld)
         return verdict.stopped
 
-    def _hidden(self, scheduled: Scheduled, written: Written) -> Produced:
+    def _hidden(self, scheduled: ScheduledRequest, written: WrittenPages) -> Produced:
         """The hidden state before the request's next token, in the slot of the token before it."""
         index = len(scheduled.request.outputs)
         position = np.array([scheduled.request.length + index - 1], np.int64)
         return self._page_slice(scheduled.table, TokenHidden(index=index), "hidden", position, written)
 
-    def _frame(self, scheduled: Scheduled, written: Written) -> Produced:
+    def _frame(self, scheduled: ScheduledRequest, written: WrittenPages) -> Produced:
         """The frame that the request's next token begins, in the slot of that token."""
         request = scheduled.request
         request.num_frames += 1
@@ -329,9 +333,9 @@ class OutputProcessor:
         return self._page_slice(scheduled.table, TokenCodes(), "codes", position, written)
 
     def _page_slice(
-        self, table: BlockTable, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: Written
+        self, table: BlockTable, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: WrittenPages
     ) -> Produced:
-        """A payload in pages. positions_n: positions of the tokens whose slots hold it."""
+        """A payload in pages. positions_n: positions of the tokens in whose slots it is."""
         part = PageSlice(written.pages, table.slots(positions_n, self._size))
         produced = Produced(table.owner, Payload(meta, {name: part}), written.ready)
         table.add(produced)
@@ -374,10 +378,10 @@ def _read_tokens(handoff: TokenHandoff, count: int) -> list[list[int]]:
     return results
 
 
-def _correct_bounds(scheduled: Scheduled, drafts: int, count: int) -> None:
+def _correct_bounds(scheduled: ScheduledRequest, drafts: int, count: int) -> None:
     """Corrects the request's bounds by the number of tokens that a step gave. drafts: that the step had room for."""
     request = scheduled.request
-    if drafts and request.table is scheduled.table:  # otherwise it was preempted meanwhile, and counts again
+    if drafts and request.table is scheduled.table:  # otherwise it was preempted meanwhile, and its counts start again
         request.num_computed_tokens -= 1 + drafts - count
         request.num_scheduled_outputs += count - 1
 

@@ -1,6 +1,6 @@
 """The phases of a step: functions over preallocated buffers. None synchronizes. docs/step.md has their order.
 
-Those after the token point are in `late_phases`, those with kernels of their own in `omni_ar.kernels.step`.
+`late_phases` has the phases after the token point, `omni_ar.kernels.step` those with kernels of their own.
 
 Shape legend: R rows of the batch, K ids of a row (one, plus drafted ones), T tokens, S step columns, V vocabulary, W
 handoff fields, E width of step vectors, G code groups.
@@ -111,7 +111,7 @@ class SavedHiddenStates:
     scored_sD: Tensor | None = None
 
 
-class Embedded:
+class InputEmbeddings:
     """Input embeddings `[T, D]`, passed from one phase to the next."""
 
     __slots__ = ("_buffer_TD", "_x_TD")
@@ -171,7 +171,7 @@ def embed_inputs(
     nexts: Sequence[NextInputs],
     prompts: PromptTokens | None,
     conditioning: Tensor,
-    out: Embedded,
+    out: InputEmbeddings,
 ) -> None:
     """Computes the batch's input embeddings. Raises ReturnedError if there is not one for each token: padding would hide it."""
     parts = [
@@ -195,7 +195,7 @@ def _embeddings(model: ArModel, function: Literal["embed_next", "embed_prompt"],
     return given
 
 
-def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: SavedHiddenStates | None) -> None:
+def run_forward(model: ArModel, embedded: InputEmbeddings, batch: Batch, kept: SavedHiddenStates | None) -> None:
     """Runs the backbone and keeps the needed hidden states; without the last layers, where `kept` is None, there are none. Raises
     ReturnedError if they differ from the model's shape, and RuntimeError if it has not stored those of a layer that are kept."""
     if kept is None:

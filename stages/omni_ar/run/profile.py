@@ -21,7 +21,7 @@ _OF_CODES = Need.CODE_RANDOM | Need.CODE_TOP_K | Need.CODE_TOP_P
 _NUMBERS: dict[str, Any] = {name: 1 for name, column in COLUMNS.items() if column.need & ~_OF_CODES}
 
 EVERY_PARAMETER = SamplingParams(
-    # Of these, 1 is off.
+    # For these parameters, 1 is off.
     **_NUMBERS | {"top_p": 0.5, "repetition_penalty": 2.0},
     logit_bias={0: 1.0},
     seed=0,
@@ -63,8 +63,8 @@ def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
 
 
 def time_decodes(runner: Runner, shape: ArShape, limits: Limits, length: int) -> list[int]:
-    """Nanoseconds of a decode step of all rows, several times; each the mean of as many steps as may be in flight, of which the
-    host waits for the last one. length: of each row; their tokens and contexts are random. Leaves the rows' state undefined."""
+    """Nanoseconds of a decode step of all rows, several times; each is the mean of the maximum number of steps in flight, of which
+    the host waits for the last. length: of each row; their tokens and contexts are random. Leaves the rows' state undefined."""
     sampling = GREEDY.with_defaults(GREEDY)
     together = max(1, min(limits.max_in_flight, limits.max_model_len - 2))
     length = max(0, min(length, limits.max_model_len - 1 - together))

@@ -45,7 +45,7 @@ class RequestStatus(IntEnum):
     in no step. Prefill and decode are not statuses either: `ArRequest.decoding` follows from two counts.
 
     Other kinds of stages mark the parts of a failed batch `alone` (`omni.stage.worker.BatchPart`) and run them at once. Here a
-    request gives up its blocks first and computes its tokens again, in several steps: three statuses say how far it is.
+    request gives up its blocks first and computes its tokens again, in several steps: three statuses describe its progress.
     """
 
     WAITING_FOR_INPUTS = auto()
@@ -87,7 +87,7 @@ TRANSITIONS: Mapping[RequestStatus, set[RequestStatus]] = {
 
 
 class EmbeddingTensors(dict[str, Tensor]):
-    """An embedding's tensors by name, for the model. Raises StageError for one that its producer has not given."""
+    """An embedding's tensors by name, for the model. Access to a tensor that its producer has not given raises StageError."""
 
     def __init__(self, tensors: Mapping[str, Tensor], name: str, source: str) -> None:
         """name: the embedding's. source: as in `Feed`."""
@@ -127,7 +127,7 @@ class ReadyEmbedding:
 
 
 @dataclass(frozen=True, slots=True)
-class StepArrival:
+class ArrivedConditioning:
     """Conditioning that has arrived. vectors: of its steps; None if it has none."""
 
     message: Feed
@@ -175,7 +175,7 @@ class ArRequest:
     id: str
     sampling: SamplingParams
     open_sources: set[str]
-    rank: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
     cache_salt: str = ""
     sample_index: int = 0
     params: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class ArRequest:
     """The host processors' edit of the next token's logits; None until it is available."""
     prompt: Prompt | None = None
     embeddings: dict[tuple[str, int], ReadyEmbedding] = field(default_factory=dict)
-    """Kept until the request's end: a preempted request runs its prompt again."""
+    """Kept until the request's end, since a preempted request runs its prompt again."""
     steps: list[NDArray[np.int64]] = field(default_factory=list)
     """Conditioning of each step, `step_fields` numbers each. Steps with vectors are listed once these are on
     the device."""
@@ -206,7 +206,7 @@ class ArRequest:
     """Conditioning of all later steps."""
     num_vectors: int = 0
     """Number of conditioning vectors that have been copied for it."""
-    step_arrivals: deque[StepArrival] = field(default_factory=deque)
+    step_arrivals: deque[ArrivedConditioning] = field(default_factory=deque)
     """Conditioning that has arrived and is not in `steps` yet, in order."""
     max_tokens: int = 0
     row: Row | None = None

@@ -1,26 +1,25 @@
 """The runner: `execute_model` launches a step up to the hidden states, `sample_tokens` launches the rest."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from omni.device import Device, Event, Graph, Stream, Upload, Uploader
-from omni.device.graphs import CapturedGraphs
+from omni.device import Device, Event, Upload, Uploader
 from omni.parallel import RankChannel, Ranks
 from omni.stage import Listeners
 from omni_ar.attention import AttentionBackend
 from omni_ar.drafters import Drafter
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
+from omni_ar.run.captured_decodes import CapturedDecodes
 from omni_ar.run.codes import CodePrediction
 from omni_ar.run.drafting import Drafting
 from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward, ForwardLaunches
 from omni_ar.run.kept_inputs import KeptInputs
 from omni_ar.run.late_drafts import LateDrafts
-from omni_ar.run.launch import ForgetMessage, StepLaunch, StepMessage, TensorShape, encode
+from omni_ar.run.launch import ForgetMessage, StepLaunch, StepMessage, encode
 from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.pack import (
     NO_TENSORS,
@@ -36,18 +35,18 @@ from omni_ar.run.phases import extend_tables, set_null_rows, spread_rows, start_
 from omni_ar.run.pipeline import AwaitedTokens, HiddenTransfers, token_source
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
-from omni_ar.run.source import TokenSource, graph_name
+from omni_ar.run.source import TokenSource
 from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers, drafter_cache, feature_layers
 from omni_ar.run.step import (
     PayloadHandoff,
     PromptScores,
     SampledStep,
-    Scheduled,
+    ScheduledRequest,
     ScoredChunk,
     ScoreHandoff,
     StepContext,
     TokenHandoff,
-    Written,
+    WrittenPages,
     snapshot,
 )
 from omni_ar.run.transfers import InputTransfers, StepTransfers
@@ -110,8 +109,7 @@ class Runner:
             drafting = Drafting(stage, self._drafter, drafter_backend or backend, late=late)
         self._late_drafts = LateDrafts(stage, drafting) if late and drafting is not None else None
         self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None, drafting)
-        self._graphs = CapturedGraphs[int, Graph](name)
-        """Graphs of decode steps, by number of drafts per row."""
+        self._captured_decodes = CapturedDecodes(stage, self._forward)
         self._captured_chunks = CapturedChunks(stage, self._forward)
         self.captures_chunks = backend.captures_prefills and model.shape.captures_prefills
         """Whether the attention backend and the model support capture of steps with prompts."""
@@ -126,13 +124,13 @@ class Runner:
         """The newest step that the other ranks were sent."""
 
     def lead(self, followers: RankChannel) -> None:
-        """From now on, sends every step to the other ranks. Steps that measure memory come before."""
+        """From now on, sends every step to the other ranks. Called after the steps that measure memory."""
         self._followers = followers
 
     def allocate(self, num_blocks: int) -> None:
         """Allocates KV and payload pages, plus the null block; replaces earlier ones."""
         self._pages = None  # free the old pages before allocating new ones
-        self._graphs.clear()  # they refer to the old pages
+        self._captured_decodes.clear()  # their graphs refer to the old pages
         self._captured_chunks.clear()
         if self._codes is not None:
             self._codes.clear()
@@ -151,8 +149,8 @@ class Runner:
         )
 
     def spread_rows(self, length: int) -> None:
-        """For steps whose time is measured: rows with equal tokens or equal contexts would choose the same experts, of which a step
-        then reads few. There must be blocks."""
+        """For measured steps: rows with equal tokens or equal contexts would choose the same experts, so that a step would read few
+        of them. Needs allocated blocks."""
         self.device.launch(self.stream, spread_rows, self._state, self.pages.kv, self._model.shape.vocab_size, length)
         if self._transfers is not None:
             self._transfers.spread_hidden()
@@ -165,12 +163,8 @@ class Runner:
             inputs = LeadingInputs(*map(self._uploader.view, captured_spans(size, fields)))
             launch(self.stream, set_null_rows, inputs.rows, self._limits.null_row, inputs.advance, inputs.steps)
             for positions in self._limits.step_sizes:
-                drafts, blocks = positions - 1, self._limits.max_blocks
-                decode = self._forward.decodes(inputs.rows, inputs.steps, blocks, self.pages, drafts)
-                name = graph_name(f"{self.stream.name}-decode", size, drafts)
-                graph = self.device.capture(self.stream, name, [*decode.inputs, *decode.forward])
-                self._graphs.add(drafts, size, graph)
-                self.source.capture(inputs.rows, inputs.advance, drafts)
+                self._captured_decodes.capture(inputs, positions - 1, self.pages)
+                self.source.capture(inputs.rows, inputs.advance, positions - 1)
             if self._late_drafts is not None:
                 self._late_drafts.capture(inputs.rows, self.pages.drafts)
             if self._codes is not None and self._code_pages is not None:
@@ -234,12 +228,11 @@ class Runner:
         newest_input = plan.newest_input if self._limits.micro_batches > 1 else 0
         self._begin(newest_input)
         sampled = plan.sampled
-        size, decode = self._graphs.find(plan.drafts, len(sampled)) if sampled else (0, None)
         captured = self._captured_chunks.find(plan) if plan.chunks else None
         launch, upload = self._packer.pack(
             plan,
             newest_input=newest_input,
-            padded=size if decode is not None else None,
+            padded=self._captured_decodes.padded(plan.drafts, len(sampled)) if sampled else None,
             captured=captured.padded_shape if captured is not None else None,
         )
         tensors = step_tensors(plan) if plan.chunks else NO_TENSORS
@@ -258,10 +251,7 @@ class Runner:
         if message.uploaded is not None:
             upload = self._uploader.begin()
             upload.add(np.frombuffer(message.uploaded, np.int64))
-        empty = partial(_empty, self.device, self.stream)
-        embeddings = tuple({name: empty(shape) for name, shape in each.items()} for each in message.embeddings)
-        tensors = StepTensors(embeddings, tuple(map(empty, message.saved)))
-        return self.sample_tokens(self._launch(launch, upload, tensors))
+        return self.sample_tokens(self._launch(launch, upload, message.empty_tensors(self.device, self.stream)))
 
     def _begin(self, newest_input: int) -> None:
         self.source.begin(newest_input)
@@ -272,7 +262,7 @@ class Runner:
         step: StepLaunch,
         upload: Upload | None,
         tensors: StepTensors,
-        rows: tuple[Scheduled, ...] = (),
+        rows: tuple[ScheduledRequest, ...] = (),
         scored_chunks: tuple[ScoredChunk, ...] = (),
         emits: bool = False,
     ) -> StepContext:
@@ -344,7 +334,7 @@ class Runner:
             self._enqueue_forward(self._forward.chunks(chunk_step, self.pages))
 
     def _launch_decodes(self, step: StepLaunch) -> None:
-        decode = self._graphs.find(step.drafts, step.padded)[1] if step.padded is not None else None
+        decode = self._captured_decodes.find(step)
         if decode is not None:
             self._receive_hidden()
             self.device.replay(self.stream, decode)
@@ -354,7 +344,7 @@ class Runner:
             self._enqueue_forward(decodes)
 
     def _enqueue_forward(self, launches: ForwardLaunches) -> None:
-        """The inputs do not wait for the hidden states of the layers before: they may fail, and then do so at every rank."""
+        """The inputs do not wait for the hidden states of the layers before: if they fail, they fail at every rank."""
         self.device.enqueue(self.stream, launches.inputs)
         self._receive_hidden()
         self.device.enqueue(self.stream, launches.forward)
@@ -375,14 +365,14 @@ class Runner:
         hidden = None
         if tokens is not None and context.emits and self.pages.hidden is not None:
             # The forward wrote them before the tokens existed, so they need no event of their own.
-            hidden = Written(self.pages.hidden, tokens.made)
+            hidden = WrittenPages(self.pages.hidden, tokens.made)
         if self._transfers is not None:
             self._transfers.pass_tokens(context.rows_R)
         scores = self._scorer.score(context) if self.has_last_layers else None
         end = self._end(tokens if not drafted else None, scores)
         codes = None
         if context.count and self._codes is not None and self._code_pages is not None:
-            codes = Written(self._code_pages, self._codes.written(end))
+            codes = WrittenPages(self._code_pages, self._codes.written(end))
         payload, step = PayloadHandoff(hidden, codes), context.step
         return SampledStep(context.rows, tokens, payload, scores, end, step, context.drafts, context.proposes)
 
@@ -406,7 +396,3 @@ class Runner:
             return []
         steps = [packed.steps, *([packed.chunks.steps] if packed.chunks is not None else [])]
         return [self._uploader.view(span)[-1] for span in steps if span.shape[1]]
-
-
-def _empty(device: Device, stream: Stream, given: TensorShape) -> Tensor:
-    return device.empty(given.shape, getattr(torch, given.dtype), stream)

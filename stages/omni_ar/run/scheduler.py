@@ -14,11 +14,11 @@ _SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= sta
 
 
 class Scheduler:
-    """Every row that can decode does, or every row of a batch (`Limits.micro_batches`); prefill chunks take the rest of the step's
-    token budget, by rank.
+    """A step decodes every row that can decode, or those of one batch (`Limits.micro_batches`); prefill chunks take the rest of the
+    step's token budget, in serving order.
 
-    When blocks run out, a request takes them from paused requests, then from running requests of a higher rank than its own; a
-    waiting one from paused requests only. So the request of the lowest rank always progresses, and then all others.
+    When blocks run out, a request takes them from paused requests, then from running requests after it in serving order; a
+    waiting one from paused requests only. So the first request in serving order always progresses, and then all others.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class Scheduler:
         *,
         listeners: Listeners | None = None,
     ) -> None:
-        """listeners: bound prefill chunks while the slack of one is short; None: nothing does."""
+        """listeners: prefill chunks are bounded while the slack of one is short; None for no bound."""
         self._allocator = allocator
         self._limits = limits
         self._conditioned = conditioned
         self._listeners = listeners
         self._can_score = True
         self._requests: dict[RequestStatus, list[ArRequest]] = {status: [] for status in _SCHEDULED}
-        """The requests of each status, the lowest rank first. Only `move` changes these lists."""
+        """The requests of each status, in serving order. Only `move` changes these lists."""
         self._waiting = self._requests[RequestStatus.WAITING]
         self._preempted = self._requests[RequestStatus.PREEMPTED]
         self._blocked = self._requests[RequestStatus.BLOCKED]
@@ -94,7 +94,7 @@ class Scheduler:
         for request in tuple(self._isolating):
             if self._allocator.preempt(request):
                 self.move(request, self._status_after_preemption(request))
-        isolated = sorted((*self._isolated, *self._running_alone), key=_rank)
+        isolated = sorted((*self._isolated, *self._running_alone), key=_order)
         ready = [request for request in isolated if self._can_start(request)]
         # Isolated requests and the others take turns; a request that cannot use its turn passes it on.
         turns = [None, *ready] if self._ran_alone else [*ready, None]
@@ -134,9 +134,9 @@ class Scheduler:
         before = self._requests.get(request.status)
         request.set_status(status)
         if before is not None:
-            del before[before.index(request, bisect_left(before, request.rank, key=_rank))]
+            del before[before.index(request, bisect_left(before, request.order, key=_order))]
         if status in self._requests:
-            insort(self._requests[status], request, key=_rank)
+            insort(self._requests[status], request, key=_order)
 
     def _compose(self, alone: ArRequest | None) -> StepPlan | None:
         running = self._runnable(alone)
@@ -161,7 +161,7 @@ class Scheduler:
 
     def _batches(self, decoding: Sequence[ArRequest], *, due: bool) -> Iterator[Sequence[ArRequest]]:
         """Divides the decoding rows into micro-batches of equal size, the least recently scheduled rows first: the one of this
-        step, then those to be tried if none of its rows gets its block. due: only rows whose newest token is there by the time the
+        step, then those to be tried if none of its rows gets its block. due: only rows whose newest token is available when the
         step runs."""
         batches = self._limits.micro_batches
         if batches == 1:
@@ -174,7 +174,7 @@ class Scheduler:
             able = [one for one in able if one.last_scheduled_step + batches <= self._steps + 1]
         able.sort(key=lambda one: one.last_scheduled_step)
         for start in range(0, len(able), size):
-            yield sorted(able[start : start + size], key=_rank)
+            yield sorted(able[start : start + size], key=_order)
 
     def _decode_batch(self, batches: Iterator[Sequence[ArRequest]]) -> tuple[list[ArRequest], list[NewBlock]]:
         decodes, new_blocks = next((made for batch in batches if (made := self._decodes(batch))[0]), ([], []))
@@ -217,9 +217,9 @@ class Scheduler:
         if alone is not None and alone.status is not RequestStatus.ISOLATED:
             return None
         request = self._next_waiting() if alone is None else alone
-        if request is None or any(other.rank < request.rank and self._can_start(other) for other in self._isolated):
-            return None  # an isolated request of a lower rank waits for blocks, possibly the same ones
-        if self._starved is not None and self._starved.rank < request.rank:
+        if request is None or any(other.order < request.order and self._can_start(other) for other in self._isolated):
+            return None  # an earlier isolated request waits for blocks, possibly the same ones
+        if self._starved is not None and self._starved.order < request.order:
             # It may have preempted this request, whose blocks are not free yet. If it started again, they would never be free.
             return None
         running = self._holders()
@@ -241,7 +241,7 @@ class Scheduler:
         # Without a free row, requests with a row must not wait for those without one.
         queues = (self._preempted, self._waiting) if self._allocator.rows_left else (self._preempted,)
         while heads := [queue[0] for queue in queues if queue]:
-            request = min(heads, key=_rank)
+            request = min(heads, key=_order)
             if self._can_start(request):
                 return request
             self.move(request, RequestStatus.BLOCKED)
@@ -259,13 +259,13 @@ class Scheduler:
         return [request for request in running if not request.paused and (self._can_score or not request.wants_scores)]
 
     def _holders(self) -> list[ArRequest]:
-        return sorted((*self._running, *self._running_alone), key=_rank) if self._running_alone else self._running
+        return sorted((*self._running, *self._running_alone), key=_order) if self._running_alone else self._running
 
     def _victims(self, request: ArRequest) -> list[ArRequest]:
         """Requests that give their blocks to this one, in order."""
         others = [other for other in reversed(self._holders()) if other is not request]
         paused = [other for other in others if other.paused]
-        return paused + [other for other in others if not other.paused and other.rank > request.rank]
+        return paused + [other for other in others if not other.paused and other.order > request.order]
 
     def _move_preempted(self) -> None:
         """Moves the requests whose blocks the allocator has taken."""
@@ -278,8 +278,8 @@ class Scheduler:
         return RequestStatus.PREEMPTED if request.status is RequestStatus.RUNNING else RequestStatus.ISOLATED
 
 
-def _rank(request: ArRequest) -> tuple[int, ...]:
-    return request.rank
+def _order(request: ArRequest) -> tuple[int, ...]:
+    return request.order
 
 
 class _Budget:
@@ -292,7 +292,7 @@ class _Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether the budget is used up for some request."""
+        """Whether the budget of tokens, or of scored tokens, is used up."""
         return not self._tokens or (self._scores and not self._scored)
 
     def left(self, request: ArRequest) -> int:

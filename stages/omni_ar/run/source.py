@@ -30,7 +30,7 @@ class TokenSource(Protocol):
 
     @property
     def gives_logits(self) -> bool:
-        """Whether `StepBuffers.logits_NV` and `accepted_NW` hold the step's values after `sample`, for log-probabilities."""
+        """Whether `sample` leaves the step's values in `StepBuffers.logits_NV` and `accepted_NW`, for log-probabilities."""
 
     def capture(self, rows_B: Tensor, advance_B: Tensor, drafts: int) -> None:
         """Captures the launches of `sample`, if any, for a batch of B rows, with this number of drafts each. At start, with null

@@ -32,7 +32,7 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 
 NOT_FINITE = -2
-"""The token of a row whose logits are not numbers (`ArOptions.check_logits`)."""
+"""The token of a row with NaN or positive infinity among its logits (`ArOptions.check_logits`)."""
 IMPOSSIBLE = -1
 """The id of a row without a possible id."""
 
@@ -69,7 +69,8 @@ def _allocate_drafts(device: Device, limits: Limits, shape: ArShape) -> DraftSta
         drafts=device.zeros((rows, limits.drafts), torch.int64),
         fields=device.zeros((rows, DRAFT_FIELDS), torch.int64),
         adaptive=limits.adaptive_drafts,
-        # After the first, a draft costs a dense model no more than the padding in its place; other experts have to be read.
+        # In a dense model, a draft after the first costs as much as the padding in its place; in a mixture of experts, it reads
+        # further experts.
         further_rate=LEAST_RATE if shape.has_experts else 0,
     )
 

@@ -12,7 +12,7 @@ from omni_ar.run.request import ArRequest, Row
 from omni_ar.sampling.edits import StepEdits
 
 
-class Scheduled(msgspec.Struct, frozen=True):
+class ScheduledRequest(msgspec.Struct, frozen=True):
     """A snapshot of a request at the launch of a step. emits_hidden: whether the step completes the hidden states of
     its prompt, and a consumer needs them."""
 
@@ -22,11 +22,11 @@ class Scheduled(msgspec.Struct, frozen=True):
     emits_hidden: bool
 
 
-def snapshot(request: ArRequest) -> Scheduled:
+def snapshot(request: ArRequest) -> ScheduledRequest:
     row, table = request.row, request.table
     assert row is not None
     assert table is not None
-    return Scheduled(request, row, table, request.wants_hidden)
+    return ScheduledRequest(request, row, table, request.wants_hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class StepContext:
     drafts: int = 0
     proposes: bool = False
     draft_blocks: int = 0
-    rows: tuple[Scheduled, ...] = ()
+    rows: tuple[ScheduledRequest, ...] = ()
     scored_chunks: tuple[ScoredChunk, ...] = ()
     emits: bool = False
 
@@ -90,7 +90,7 @@ class TokenHandoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenPages:
     """Pages that a step writes, complete once `ready` is done."""
 
     pages: Tensor
@@ -101,8 +101,8 @@ class Written:
 class PayloadHandoff:
     """The second handoff: the pages of this step's hidden states and frames. No token waits for it."""
 
-    hidden: Written | None
-    codes: Written | None
+    hidden: WrittenPages | None
+    codes: WrittenPages | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class SampledStep:
     """A launched step. tokens: None if it sampled nothing here. number: `StepContext.step`. drafts, proposes: as in `StepContext`.
     end: done after all of its work, except that it sends tokens to other ranks."""
 
-    rows: tuple[Scheduled, ...]
+    rows: tuple[ScheduledRequest, ...]
     tokens: TokenHandoff | None
     payload: PayloadHandoff
     scores: ScoreHandoff | None

@@ -16,7 +16,7 @@ from omni.stage import Feed, PayloadCopier, Transfer, as_matrix
 from omni_ar.inputs import MultimodalEmbedding, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.run.limits import Limits, step_fields
-from omni_ar.run.request import ArRequest, ReadyEmbedding, StepArrival
+from omni_ar.run.request import ArRequest, ArrivedConditioning, ReadyEmbedding
 
 _AT_ONCE = 1024
 """Maximum vectors of conditioning that one tick copies, or the maximum of one request if that is more."""
@@ -47,7 +47,7 @@ class ConditioningStore:
 
     def add(self, request: ArRequest, inputs: StepInputs, message: Feed) -> None:
         """Takes ownership of the message's lease. Raises InputError for inputs that do not fit the model."""
-        arrival = StepArrival(message, inputs, message.payload.tensors.get("vectors"))
+        arrival = ArrivedConditioning(message, inputs, message.payload.tensors.get("vectors"))
         request.step_arrivals.append(arrival)
         self._waiting[request] = None
         inputs.check(len(self._shape.step_columns))
@@ -70,7 +70,7 @@ class ConditioningStore:
         if not self._waiting or not self._copier.ready:
             return [], []
         transfers: dict[Transfer, ArRequest] = {}
-        taken: list[tuple[ArRequest, StepArrival]] = []
+        taken: list[tuple[ArRequest, ArrivedConditioning]] = []
         room = self._max_vectors
         for request in self._waiting:
             for arrival in self._ready(request):
@@ -82,19 +82,19 @@ class ConditioningStore:
                 room -= needed
                 taken.append((request, arrival))
                 transfers |= dict.fromkeys(self._place(request, arrival, needed), request)
-        receipt = self._copier.copy(list(transfers))
+        result = self._copier.copy(list(transfers))
         for _, arrival in taken:
-            arrival.message.release(receipt.end)
+            arrival.message.release(result.end)
         self._waiting = {request: None for request in self._waiting if request.step_arrivals}
-        failed = [(transfers[transfer], error) for transfer, error in receipt.failed.items()]
+        failed = [(transfers[transfer], error) for transfer, error in result.failed.items()]
         return list({request: None for request, _ in taken}), failed
 
-    def _ready(self, request: ArRequest) -> Iterator[StepArrival]:
-        """Inputs that can be placed now, each after the one before."""
+    def _ready(self, request: ArRequest) -> Iterator[ArrivedConditioning]:
+        """Inputs that can be placed now, in order."""
         while request.row is not None and request.step_arrivals and request.step_arrivals[0].message.arrived:
             yield request.step_arrivals[0]
 
-    def _place(self, request: ArRequest, arrival: StepArrival, needed: int) -> list[Transfer]:
+    def _place(self, request: ArRequest, arrival: ArrivedConditioning, needed: int) -> list[Transfer]:
         """Makes the request's oldest input the conditioning of its next steps. Returns the copies of `needed` vectors."""
         request.step_arrivals.popleft()
         request.steps.extend(self._fields(arrival.inputs.columns))
@@ -119,7 +119,7 @@ class ConditioningStore:
         if not request.step_arrivals:
             self._waiting.pop(request, None)
 
-    def _check_vectors(self, arrival: StepArrival) -> None:
+    def _check_vectors(self, arrival: ArrivedConditioning) -> None:
         tensors, width, field = arrival.message.payload.tensors, self._shape.step_width, "step_inputs.vectors"
         if not width and tensors:
             raise InputError(field, f"are given, and the model of {self._name} takes none", "leave them out")
@@ -213,17 +213,17 @@ class EmbeddingStore:
                 failed[arrival] = error
             else:
                 copies |= dict.fromkeys(own, arrival)
-        receipt = self._copier.copy(list(copies))
-        failed |= {copies[copy]: error for copy, error in receipt.failed.items()}
+        result = self._copier.copy(list(copies))
+        failed |= {copies[copy]: error for copy, error in result.failed.items()}
         counts = Counter(copies.values())
         for arrival in ready:
             message, count = arrival.message, counts[arrival]
             whole = 0 < count == len(message.payload.tensors)
             if whole or arrival in failed:
-                message.release(receipt.end)
+                message.release(result.end)
             if arrival not in failed:
                 # The copies run on the stream that will read them, so the prompt need not wait for them.
-                copied = receipt.end if count else COMPLETED
+                copied = result.end if count else COMPLETED
                 made = ReadyEmbedding(tensors[arrival], copied, None if whole else message, message.source)
                 arrival.request.embeddings[arrival.key] = made
         self._waiting = [arrival for arrival in self._waiting if arrival not in ready]

@@ -1,12 +1,12 @@
-"""The transfers of a step between the ranks of a stage. Every rank launches the same transfers for each step, so that no rank takes
-a transfer for one of another step. If a step fails at all ranks, or at rank 0 after the last layers, `finish` launches the missing
+"""The transfers of a step between the ranks of a stage. Every rank launches the same transfers for each step, so that no rank
+assigns a transfer to another step. If a step fails at all ranks, or at rank 0 after the last layers, `finish` launches the missing
 transfers with unused contents."""
 
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from omni.errors import LostRankError, said
+from omni.errors import LostRankError, error_text
 from omni.parallel import Communicator, Ranks
 from omni_ar.kernels.step.state import RowState
 from omni_ar.run.launch import StepLaunch
@@ -110,7 +110,7 @@ class StepTransfers:
         self._run("send")
 
     def pass_tokens(self, rows_R: Tensor) -> None:
-        """Sends the tokens of the sampled rows, or receives them; neither for a step without any."""
+        """Sends or receives the tokens of the sampled rows; a no-op for a step without sampled rows."""
         self._rows_R = rows_R
         self._run("tokens")
 
@@ -121,7 +121,7 @@ class StepTransfers:
             self._run(name)
 
     def _run(self, name: str) -> None:
-        """Raises LostRankError for a transfer that fails: the other ranks would take the next one for it."""
+        """Raises LostRankError for a transfer that fails, since the other ranks would receive the next one in its place."""
         transfer = self._left.pop(name, None)
         if transfer is None:
             return
@@ -130,7 +130,7 @@ class StepTransfers:
         except LostRankError:
             raise
         except Exception as error:
-            raise LostRankError(f"a transfer to or from other ranks failed: {said(error)}") from error
+            raise LostRankError(f"a transfer to or from other ranks failed: {error_text(error)}") from error
 
     def _receive(self, step: StepLaunch) -> None:
         assert self._hidden is not None

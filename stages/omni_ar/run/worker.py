@@ -168,14 +168,14 @@ class ArWorker(MailboxWorker[ArRequest]):
             message.request_id,
             sampling,
             set(message.inputs),
-            rank=(*message.rank, next(self._opened)),
+            order=(*message.order, next(self._opened)),
             cache_salt=message.cache_salt,
             sample_index=message.sample_index,
             params=self._processors.params(sampling.processors),
             stops=message.rules.stops,
             host_processors=(*message.rules.host_processors, *self._processors.host_processors(sampling.processors)),
-            # One of several producers may not have begun. The request must not hold a row that another request, and so
-            # that producer, needs to progress.
+            # One of several producers may not have begun. The request must not hold a row that another request, and thereby that
+            # producer, needs for progress.
             needs_first_step=self._shape.step_width > 0 and len(message.inputs) > 1,
             wants_layers=message.hidden_states,
         )

@@ -60,5 +60,5 @@ def position_state(state: SamplingState, rows_R: Tensor, drafts_RK: Tensor, need
 
 
 def position_edits(edits: StepEdits, positions: int) -> StepEdits:
-    """The edits of the rows' first positions: a row with edits has no drafts."""
+    """The edits, at the first positions of their rows: rows with edits have no drafts."""
     return edits._replace(indices_g=edits.indices_g * positions, pair_indices_p=edits.pair_indices_p * positions)

@@ -148,7 +148,7 @@ def _start_sets(state: SamplingState, rows_n: Tensor, start: SamplingStart) -> N
         (state.forbidden, start.forbidden_f, start.forbidden_fM),
     ):
         ids_NV.index_fill_(0, rows_n, False)
-        # Few rows have either set, and a set is as wide as the vocabulary.
+        # Few rows have one of these sets, and a set is as wide as the vocabulary.
         if rows.shape[0]:
             ids_NV[:, :vocab].index_copy_(0, rows, unpack_bitmask(masks, vocab))
 

@@ -13,7 +13,7 @@ MASKED = float("-inf")
 
 
 def sanitize(logits_RV: Tensor) -> Tensor:
-    """Masks NaN and clamps to `MAX_LOGIT`. A row in which the model overflowed fails or draws the same id on every device."""
+    """Masks NaN and clamps to `MAX_LOGIT`. So a row with an overflow fails, or draws the same id, on every device."""
     return torch.nan_to_num(logits_RV.float(), nan=MASKED, posinf=MAX_LOGIT, neginf=MASKED).clamp_(max=MAX_LOGIT)
 
 

@@ -105,7 +105,7 @@ def _check_room(sampling: SamplingParams, field: str) -> None:
 
 
 def _check_choice(sampling: SamplingParams, field: str, vocab_size: int) -> None:
-    """Raises InputError unless some id is possible as the first token."""
+    """Raises InputError if no id is possible as the first token."""
     allowed, suppressed = sampling.allowed_token_ids, set(sampling.suppress_token_ids or ())
     left = set(allowed) - suppressed if allowed else None
     if left == set():

@@ -95,7 +95,7 @@ class AttentionContext:
         before = history.kept_RELX[history.rows_B, evaluation_B, past].transpose(0, 1)
         row_B = torch.arange(kv.shape[1], device=kv.device)
         history.kept_RELX[history.rows_B, evaluation_B, past] = kv[:, row_B, history.last_B].transpose(0, 1)
-        # Values of another stream in the history are hidden, but may be NaN: the row's own values take its place.
+        # A bias hides another stream's values in the history, but they may be NaN: the row's own values replace them.
         return torch.where(history.read_B[:, None, None, None, None], before, kv[:, :, 0])
 
 

@@ -29,7 +29,7 @@ class Conv1dClipEncoder(ClipEncoder):
         width = config.d_model
         self.conv1 = nn.Conv1d(config.num_mel_bins, width, 3, padding=1)
         self.conv2 = nn.Conv1d(width, width, 3, stride=2, padding=1)
-        # Published, and without a use.
+        # Published, but unused.
         self.audio_bos_eos_token = nn.Embedding.from_pretrained(torch.empty(2, config.output_dim))
         self.layers = clip_layers(config, key_bias=False)
         self.ln_post = nn.LayerNorm(width)

@@ -87,8 +87,8 @@ class _Packed:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A convolution and the operations after it. activation: of its outputs. adds: the sum kept last. keeps: the sum of its
-    outputs, which a later step adds, or which is the waveform."""
+    """A convolution and the operations after it. activation: of its outputs. adds: the sum kept last. keeps: whether to keep the
+    sum before the activation, for a later step that adds it, or as the waveform."""
 
     conv: CausalConv | CausalTransposedConv
     activation: SnakeBeta | None = None
@@ -140,7 +140,7 @@ class _Step:
             part.of(chunk.carried_BW).copy_(inputs_BLC[:, -part.length :].transpose(1, 2))
 
     def _past(self, chunk: StreamChunk) -> int:
-        # An upsampled stream begins with the first sample of which both inputs are there.
+        # An upsampled stream begins with the first sample that has both of its inputs.
         begins = chunk.first and isinstance(self.conv, CausalTransposedConv)
         return 0 if begins else self.conv.past.length
 

@@ -174,7 +174,7 @@ class WindowLayer(nn.Module):
         chunk: StreamChunk | None,
         next_norm: nn.Module,
     ) -> tuple[Tensor, Tensor]:
-        """normed_BTD: the hidden states behind `input_layernorm`. next_norm: what follows the layer. Returns the next hidden
+        """normed_BTD: the hidden states behind `input_layernorm`. next_norm: the norm after the layer. Returns the next hidden
         states, and their norm."""
         mixed_BTD = self.self_attn(normed_BTD, inputs, chunk)
         hidden_BTD, normed_BTD = add_and_norm(

@@ -86,7 +86,7 @@ def test_a_faulty_stage_ends_its_requests_and_close_still_works(model: Path) -> 
             omni.generate(f"ab{EXPLODE}", stream=False)
         with pytest.raises(StageError, match="boom"):
             list(bystander)
-        with pytest.raises(StageError, match=r"'writer' .* is closed since a fault, RuntimeError: boom"):
+        with pytest.raises(StageError, match=r"'writer' .* is closed after a fault, RuntimeError: boom"):
             omni.generate("too late", stream=False)
         assert eventually(lambda: omni.idle)
 

@@ -12,7 +12,7 @@ def test_an_answer_that_is_read_as_a_whole_has_no_listener(omni: Omni, monkeypat
     submit = engine.submit
 
     def seen(request: EngineRequest, sink: Sink) -> None:
-        listened.append(request.listened)
+        listened.append(request.has_listener)
         submit(request, sink)
 
     monkeypatch.setattr(engine, "submit", seen)
@@ -23,5 +23,5 @@ def test_an_answer_that_is_read_as_a_whole_has_no_listener(omni: Omni, monkeypat
 
 @pytest.mark.parametrize("listened", [True, False])
 def test_another_process_knows_of_the_listener(listened: bool) -> None:
-    request = EngineRequest("a", frozenset({"audio"}), {}, listened=listened)
+    request = EngineRequest("a", frozenset({"audio"}), {}, has_listener=listened)
     assert Submit.of(request).request() == request

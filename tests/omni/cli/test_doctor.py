@@ -174,7 +174,7 @@ def test_no_weights_at_all_unless_random_ones_are_wanted(folder: Path) -> None:
     for file in [*folder.glob("*.safetensors"), folder / INDEX]:
         file.unlink()
     assert f"neither {INDEX} nor model.safetensors is in {folder}" in problem("weights", folder)
-    assert checks(folder, "--load-format", "dummy")["weights"]["detail"] == "random ones are asked for"
+    assert checks(folder, "--load-format", "dummy")["weights"]["detail"] == "random (load_format is dummy)"
 
 
 def test_a_single_file_is_looked_at_too(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from omni import AsyncOmni, ConfigError, Omni
 from omni.checkpoint import stream
 from omni.cli import app
 from omni.process.child import EngineProcess
-from tests.support.engines import plugins_of
 from tests.support.entry_points import own_entry_points
+from tests.support.plugins import plugins_of
 from tests.support.tiny_text import write_text_model
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("installed")]

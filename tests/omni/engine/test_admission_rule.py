@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from omni.engine import Admission, Ranked
+from omni.engine import Admission, PriorityQueue
 from omni.errors import OverloadedError
 
 THINGS = [bytes(size) for size in (1, 2, 3, 5, 8)]
@@ -20,7 +20,7 @@ HELD = st.lists(st.sampled_from(range(len(THINGS))), max_size=3).map(
 @dataclass
 class Plain:
     key: str
-    rank: tuple[int, int]
+    order: tuple[int, int]
     held: list[tuple[bytes, int]]
     ready: bool = False
 
@@ -50,7 +50,7 @@ class Rule(RuleBasedStateMachine):
         before, model = self.model.held, self.model
         most = max_waiting + min(max_active - len(self.active), at_once)
         self.count += 1
-        rest = Model([one for one in model.waiting if one.rank[0] <= priority])
+        rest = Model([one for one in model.waiting if one.order[0] <= priority])
         alone = Model([new]).held > max_bytes
         if alone or len(rest.waiting) >= most or Model([*rest.waiting, new]).held > max(max_bytes, before):
             with pytest.raises(OverloadedError) as raised:
@@ -75,18 +75,20 @@ class Rule(RuleBasedStateMachine):
             gave_way = self.admission.hold(one.key, held, ready=ready)
             one.held, one.ready = held, one.ready or ready
             self.part(gave_way, one)
-            if any(other.rank[0] > one.rank[0] for other in self.model.waiting):
+            if any(other.order[0] > one.order[0] for other in self.model.waiting):
                 assert self.model.held <= max(self.limits[2], before)
 
     def part(self, gave_way: list, new: Plain) -> None:  # type: ignore[type-arg]
         keys = {each.waiting.key for each in gave_way}
         gone = [one for one in self.model.waiting if one.key in keys]
         assert len(gone) == len(keys)
-        assert all(one.rank[0] > new.rank[0] for one in gone)
+        assert all(one.order[0] > new.order[0] for one in gone)
         assert all("was rejected for a more urgent one" in str(each.error) for each in gave_way)
         self.model.waiting = [one for one in self.model.waiting if one.key not in keys]
         if len(gone) == 1 and not any(one.held for one in (*gone, new, *self.model.waiting)):
-            assert all(one.rank <= gone[0].rank for one in self.model.waiting), "the least urgent, and the last of them"
+            assert all(one.order <= gone[0].order for one in self.model.waiting), (
+                "the least urgent, and the last of them"
+            )
 
     @rule()
     def let_in(self) -> None:
@@ -95,9 +97,9 @@ class Rule(RuleBasedStateMachine):
         if not ready or len(self.active) >= self.limits[0]:
             assert waiting is None
             return
-        first = min(ready, key=lambda one: one.rank)
+        first = min(ready, key=lambda one: one.order)
         assert waiting is not None
-        assert (waiting.key, waiting.item, waiting.rank) == (first.key, first.key, first.rank)
+        assert (waiting.key, waiting.item, waiting.order) == (first.key, first.key, first.order)
         assert self.admission.leave(first.key) is waiting
         self.model.waiting.remove(first)
         self.active.append(first.key)
@@ -116,7 +118,7 @@ class Rule(RuleBasedStateMachine):
 
     @rule(priority=st.integers(-2, 2))
     def grow(self, priority: int) -> None:
-        ready = [one.rank[0] for one in self.model.waiting if one.ready]
+        ready = [one.order[0] for one in self.model.waiting if one.ready]
         full = self.model.held >= self.limits[2]
         assert self.admission.may_grow(priority) == (not full or not ready or max(ready) > priority)
 
@@ -156,19 +158,19 @@ def test_a_ready_request_may_hold_more_than_all_waiting_ones() -> None:
         admission.leave("large")
 
 
-def test_first_of_ranked_items_has_the_lowest_rank_after_any_removal() -> None:
-    ranked: Ranked[int] = Ranked()
+def test_first_has_the_lowest_order_after_any_removal() -> None:
+    queue: PriorityQueue[int] = PriorityQueue()
     for number in range(100):
-        ranked.add(str(number), (number % 7, number), number)
-    assert len(ranked) == 100
+        queue.add(str(number), (number % 7, number), number)
+    assert len(queue) == 100
     for number in range(0, 100, 3):
-        assert ranked.remove(str(number)) == number
-    assert ranked.remove("0") is None
-    ranked.add("0", (9, 0), 0)
+        assert queue.remove(str(number)) == number
+    assert queue.remove("0") is None
+    queue.add("0", (9, 0), 0)
     left = sorted((number for number in range(100) if number % 3), key=lambda number: (number % 7, number))
     for number in [*left, 0]:
-        assert ranked.first() == number
-        assert str(number) in ranked
-        ranked.remove(str(number))
-    assert ranked.first() is None
-    assert list(ranked) == []
+        assert queue.first() == number
+        assert str(number) in queue
+        queue.remove(str(number))
+    assert queue.first() is None
+    assert list(queue) == []

@@ -17,8 +17,7 @@ from tests.support.devices import WarmingDevice
 from tests.support.frame_bench import random_codes
 from tests.support.mixed_traffic import alone, make_world
 from tests.support.painter import Bench
-from tests.support.received import Received
-from tests.support.tensors import tensors_of
+from tests.support.received import Received, tensors_of
 from tests.support.tiers import SLOW, few
 from tests.support.tower import Tower
 from tests.support.traffic_world import AnyEngine, World

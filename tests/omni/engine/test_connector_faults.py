@@ -86,7 +86,7 @@ def test_ends_in_an_unknown_state_close_the_consumer(owner: type, method: str, f
         assert all(produced.free for produced in held), "their producer gets its memory back"
         assert graph.speaker.closed
         late = graph.submit("late", *BOTH)
-        assert late.failure.startswith("stage 'speaker' failed while running: it is closed since a fault")
+        assert late.failure.startswith("stage 'speaker' failed while running: it is closed after a fault")
         assert named(doing) in late.failure
         graph.writer.produce("text", host(1))
         graph.finish("text")
@@ -178,7 +178,7 @@ def test_a_closed_stage_keeps_its_first_fault() -> None:
         graph.speaker.broken = RuntimeError("the first fault")
         graph.settle()
     assert produced.free
-    assert "it is closed since a fault, RuntimeError: the first fault" in graph.submit("late", *BOTH).failure
+    assert "it is closed after a fault, RuntimeError: the first fault" in graph.submit("late", *BOTH).failure
 
 
 def test_the_pieces_of_a_payload_that_is_lost_are_given_back() -> None:
@@ -295,7 +295,7 @@ def test_a_fault_at_either_end_closes_the_consumer_of_another_engine(
         assert doing in sinks[THERE].failure
         assert two.worker("speaker").closed
         late = two.submit("late", *BOTH)
-        assert "is closed since a fault" in late[THERE].failure
+        assert "is closed after a fault" in late[THERE].failure
         late_payload = two.worker("writer").produce("late", rows(2))
         two.settle()
         assert late[HERE].failure.startswith(f"stage '{EDGE}' failed while sending a payload: its connector has failed")

@@ -23,7 +23,7 @@ from omni.testing.simulation.late import QueuedDevice
 from omni_local.connector import LocalReceiver, LocalSender
 from tests.support.fake_graph import lent
 from tests.support.host_bench import BLOCK, HostBench, Numbered, Sent, expect_late, play
-from tests.support.tensors import tensors_of
+from tests.support.received import tensors_of
 
 HOST, WRITER = "writer->clerk-host", "writer"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]

@@ -55,7 +55,7 @@ def test_a_faulty_stage_is_closed_and_the_other_engine_goes_on(two: TwoEngines) 
     two.settle()
     assert "stage 'speaker' failed while running: RuntimeError: a fault of the stage" in shared[THERE].failure
     later = two.submit("later", *BOTH)
-    assert "stage 'speaker' failed while running: it is closed since a fault" in later[THERE].failure
+    assert "stage 'speaker' failed while running: it is closed after a fault" in later[THERE].failure
     two.write("later", 1)
     two.settle()
     assert not later[HERE].finished, "the edge has no fault"

@@ -16,8 +16,8 @@ from omni.errors import ConfigError, PluginError
 from omni.pipeline import Edge, Pipeline
 from omni.plugin.entries import ConnectorEntry
 from omni_local.connector import LocalConnector
-from tests.support.engines import plugins_of
 from tests.support.fake_graph import PIPELINE
+from tests.support.plugins import plugins_of
 
 TO_WRITER, TO_SPEAKER = PIPELINE.edges
 ALL = frozenset({"seer", "writer", "speaker"})

@@ -46,27 +46,27 @@ def listeners(clock: Clock) -> Listeners:
 def test_slack_is_the_sound_that_is_not_played_yet(clock: Clock, listeners: Listeners) -> None:
     listeners.join("a")
     assert listeners.slack("a") == 0
-    listeners.hear("a", 1.0)
+    listeners.add_sound("a", 1.0)
     clock.now += 0.25
     assert listeners.slack("a") == pytest.approx(0.75)
-    listeners.hear("a", 2.0)
+    listeners.add_sound("a", 2.0)
     assert listeners.slack("a") == pytest.approx(2.75)
     assert listeners.underruns == 0
 
 
 def test_after_an_underrun_sound_is_played_later(clock: Clock, listeners: Listeners) -> None:
     listeners.join("a")
-    listeners.hear("a", 1.0)
+    listeners.add_sound("a", 1.0)
     clock.now += 3
     assert listeners.slack("a") == pytest.approx(-2)
-    listeners.hear("a", 0.5)
+    listeners.add_sound("a", 0.5)
     assert listeners.slack("a") == pytest.approx(0.5)
     assert listeners.underruns == 1
 
 
 def test_without_a_listener_slack_is_infinite(listeners: Listeners) -> None:
-    listeners.hear("text", 1.0)
-    listeners.approach("text")
+    listeners.add_sound("text", 1.0)
+    listeners.reach_sound_stages("text")
     listeners.leave("text")
     assert listeners.slack("text") == listeners.least == math.inf
     assert not any((listeners.short, listeners.awaited, listeners.coming, listeners.anyone))
@@ -75,13 +75,13 @@ def test_without_a_listener_slack_is_infinite(listeners: Listeners) -> None:
 def test_the_least_slack_is_that_of_listeners_with_sound(clock: Clock, listeners: Listeners) -> None:
     for name, seconds in (("a", 3.0), ("b", 0.4), ("c", 2.0)):
         listeners.join(name)
-        listeners.hear(name, seconds)
+        listeners.add_sound(name, seconds)
     listeners.join("waits")
     assert listeners.least == pytest.approx(0.4)
     short = [listeners.short]
     clock.now += 0.2
     short.append(listeners.short)
-    listeners.hear("b", 5.0)
+    listeners.add_sound("b", 5.0)
     short.append(listeners.short)
     assert short == [False, True, False]
     assert listeners.least == pytest.approx(1.8)
@@ -95,16 +95,16 @@ def test_the_least_slack_is_that_of_listeners_with_sound(clock: Clock, listeners
 def test_a_request_comes_and_is_awaited_until_its_first_sound(listeners: Listeners) -> None:
     listeners.join("a")
     assert (listeners.coming, listeners.awaited, listeners.waiting) == (True, False, True)
-    listeners.approach("a")
+    listeners.reach_sound_stages("a")
     assert (listeners.coming, listeners.awaited, listeners.waiting) == (False, True, True)
-    listeners.hear("a", 0.0)
+    listeners.add_sound("a", 0.0)
     assert listeners.awaited, "an empty chunk is not a sound"
-    listeners.hear("a", 1.0)
-    listeners.approach("a")
+    listeners.add_sound("a", 1.0)
+    listeners.reach_sound_stages("a")
     assert (listeners.coming, listeners.awaited) == (False, False)
     for name in ("left early", "left at the talker"):
         listeners.join(name)
-    listeners.approach("left at the talker")
+    listeners.reach_sound_stages("left at the talker")
     for name in ("left early", "left at the talker"):
         listeners.leave(name)
     assert (listeners.coming, listeners.awaited) == (False, False)
@@ -125,15 +125,15 @@ def order(listeners: Listeners) -> StageOrder:
 def test_stages_launch_in_the_order_of_the_pipeline_while_nobody_waits(order: StageOrder, listeners: Listeners) -> None:
     assert order.turn() == PLAIN
     listeners.join("a")
-    listeners.hear("a", 1.5)
+    listeners.add_sound("a", 1.5)
     assert order.turn() == PLAIN
 
 
 def test_a_request_at_the_sound_stages_has_its_sound_made_first(order: StageOrder, listeners: Listeners) -> None:
     listeners.join("a")
-    listeners.approach("a")
+    listeners.reach_sound_stages("a")
     assert order.turn() == SOUND_FIRST
-    listeners.hear("a", 1.5)
+    listeners.add_sound("a", 1.5)
     assert order.turn() == PLAIN
 
 
@@ -141,7 +141,7 @@ def test_streams_with_plenty_of_slack_yield_to_prompts_and_others_do_not(
     order: StageOrder, listeners: Listeners, clock: Clock
 ) -> None:
     listeners.join("plenty")
-    listeners.hear("plenty", 1.5)
+    listeners.add_sound("plenty", 1.5)
     listeners.join("new")
     assert order.turn() == OTHERS_FIRST
     clock.now += 0.75
@@ -167,7 +167,7 @@ def test_the_stages_that_come_second_are_never_held_twice_in_a_row(
 def test_a_pipeline_of_sound_stages_alone_has_one_order(listeners: Listeners) -> None:
     order = StageOrder(("talker", "vocoder"), SOUND, listeners)
     listeners.join("a")
-    listeners.approach("a")
+    listeners.reach_sound_stages("a")
     assert order.turn() == (("talker", "vocoder"), ())
 
 
@@ -228,7 +228,7 @@ def test_the_engine_ticks_held_stages_in_every_other_turn(clock: Clock, listener
     assert turns_of(graph, order, ticked, 2) == [plain, plain]
     listeners.join("new")
     assert turns_of(graph, order, ticked, 2) == [["seer", "writer"], plain]
-    listeners.approach("new")
+    listeners.reach_sound_stages("new")
     assert turns_of(graph, order, ticked, 2) == [["speaker"], ["speaker", "seer", "writer"]]
 
 
@@ -274,7 +274,7 @@ def test_sound_that_an_adapter_makes_is_heard_too() -> None:
         credit=Credit("a", worker, (edge,), {}),
         sink=SafeSink("a", Recorder()),
         on_finished=lambda route: None,
-        hear=heard.append,
+        on_sound=heard.append,
     )
     route.send(worker.produce("a", sound(1)))
     while route.tick():
@@ -284,7 +284,7 @@ def test_sound_that_an_adapter_makes_is_heard_too() -> None:
 
 def test_an_answer_that_is_taken_as_a_whole_has_no_listener() -> None:
     graph = FakeGraph()
-    request = EngineRequest("a", frozenset({"audio"}), {"writer": [host(0)]}, listened=False)
+    request = EngineRequest("a", frozenset({"audio"}), {"writer": [host(0)]}, has_listener=False)
     graph.engine.submit(request, Recorder())
     graph.settle()
     assert not graph.orchestrator.listeners.anyone

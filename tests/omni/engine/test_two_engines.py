@@ -13,7 +13,7 @@ from omni.stage import Pause, Resume
 from omni.testing.connectors import Gate
 from tests.support.copy_connector import values_of
 from tests.support.fake_graph import Recorder, Scripted, always, host, sound
-from tests.support.tensors import tensors_of
+from tests.support.received import tensors_of
 from tests.support.two_engines import EDGE, HERE, THERE, TwoEngines, rows
 
 BOTH = ("text", "audio")

@@ -22,7 +22,7 @@ from tests.omni.process.test_placements import (
     placed,
 )
 from tests.support.echo_family import eventually
-from tests.support.engines import plugins_of
+from tests.support.plugins import plugins_of
 from tests.support.reference import tiny_checkpoint
 from tests.support.resources import open_files
 from tests.support.tiers import SLOW, few

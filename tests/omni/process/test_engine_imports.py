@@ -16,8 +16,9 @@ SLOW = ("transformers.generation.utils", "transformers.modeling_utils", "torch._
 IMPORT = """
 import sys
 sys.path[:0] = sys.argv[2:]
-from omni.process.imports import import_code, keep_docstrings
-keep_docstrings()
+from omni.process.imports import import_code
+from omni.utils.docstrings import skip_docstrings
+skip_docstrings()
 import_code(sys.argv[1])
 from omni_qwen3_omni import config
 """

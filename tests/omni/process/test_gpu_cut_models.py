@@ -10,7 +10,7 @@ import torch
 
 from omni import Omni, SamplingParams
 from tests.omni.process.engines import pids_of
-from tests.support.engines import plugins_of
+from tests.support.plugins import plugins_of
 from tests.support.tiny_text import write_chat_model
 
 pytestmark = [

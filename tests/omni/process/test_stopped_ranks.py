@@ -15,7 +15,7 @@ from omni.process import placed, stop_watch
 from tests.omni.process.engines import alive, pids_of
 from tests.omni.process.test_cut_models import pipelined
 from tests.support.echo_family import eventually
-from tests.support.engines import plugins_of
+from tests.support.plugins import plugins_of
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_text import write_chat_model
 

@@ -411,7 +411,7 @@ def test_a_priority_is_taken_where_it_is_allowed(echo: Served, echo_folder: Path
             assert echo.post(path, json={**asked, "priority": 0}).status_code == 200
     with served(echo_omni(echo_folder), client_priority=True) as trusting:
         assert trusting.post(CHAT, json={**HELLO, "priority": -1}).status_code == 200
-        assert OPENED[-1].rank[0] == -1
+        assert OPENED[-1].order[0] == -1
 
 
 @pytest.mark.parametrize("detail", ["auto", "low", "high", "original"])

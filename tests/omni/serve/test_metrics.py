@@ -101,7 +101,7 @@ def test_slack_is_that_of_the_benchmarks(monkeypatch: pytest.MonkeyPatch) -> Non
         came, sounds = np.cumsum(dice.exponential(0.1, 20)), dice.exponential(0.1, 20)
         chunks = tuple(Chunk(at, sound) for at, sound in zip(came.tolist(), sounds.tolist(), strict=True))
         listener = Listener()
-        slacks = [listener.hear(chunk.came, chunk.sound) for chunk in chunks]
+        slacks = [listener.add_sound(chunk.came, chunk.sound) for chunk in chunks]
         assert slacks == [None, *HeardStream(0.0, chunks).slacks]
 
 

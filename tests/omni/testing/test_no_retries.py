@@ -37,7 +37,7 @@ def under_pressure(device: Device) -> ArDriver:
     """Requests that have too few blocks: the last is preempted, and runs again when the first is over, beside the second."""
     driver = ArDriver(SmallText(), device, ArOptions(max_num_seqs=3, block_size=2, num_blocks=16, prefix_cache=False))
     for index, prompt in enumerate(PROMPTS):
-        driver.ask(str(index), prompt, rank=(0, index), max_tokens=TOKENS[index])
+        driver.ask(str(index), prompt, order=(0, index), max_tokens=TOKENS[index])
     return driver
 
 

@@ -10,8 +10,8 @@ from omni_ar.inputs import Prompt
 from omni_csm.frontend import CsmFrontend, build
 from omni_encoder.inputs import MediaItem
 from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
+from tests.support.received import tensors_of
 from tests.support.reference import picture, says, sound, with_tokens
-from tests.support.tensors import tensors_of
 
 TURNS = speak(
     turn("user", "how are you", 0.4, 1), turn("assistant", "I am well", 1.1, 2), turn("user", "so", 0.4, 1), "on"
@@ -76,7 +76,7 @@ def test_embeddings_lie_where_the_sounds_stand(frontend: CsmFrontend) -> None:
         (speak("hello", "you"), r"messages\[0\].content: holds 0 sounds .* give the text and its sound"),
         (speak(says("user", "a", sound(0.3), sound(0.3)), "b"), r"messages\[0\].content: holds 2 sounds"),
         (speak(says("user", "a", picture(32, 32))), "^picture: is a picture, which this model does not take"),
-        (with_tokens(speak("say <|AUDIO|>")), r"messages\[0\].content: holds '<\|AUDIO\|>', which stands for sound"),
+        (with_tokens(speak("say <|AUDIO|>")), r"messages\[0\].content: holds '<\|AUDIO\|>', a placeholder of sound"),
     ],
 )
 def test_invalid_chats_are_refused(frontend: CsmFrontend, chat: Chat, message: str) -> None:
@@ -86,5 +86,5 @@ def test_invalid_chats_are_refused(frontend: CsmFrontend, chat: Chat, message: s
 
 def test_reserved_words_in_pieces_are_found(frontend: CsmFrontend) -> None:
     pieces = Message("user", (TextPart("<|AU"), TextPart("DIO|>")))
-    with pytest.raises(InputError, match="stands for sound"):
+    with pytest.raises(InputError, match="a placeholder of sound"):
         frontend.prepare(with_tokens(speak(pieces)))

@@ -16,8 +16,8 @@ from omni_ar.inputs import Prompt
 from omni_diffusion.inputs import Voice
 from omni_qwen2_5_omni.frontend import OmniFrontend, build
 from omni_qwen2_5_omni.talker import FIRST_VOICE, NONE
+from tests.support.received import tensors_of
 from tests.support.reference import with_tokens
-from tests.support.tensors import tensors_of
 from tests.support.tiny_qwen2_5_omni import reference_model, tiny_folder
 
 

@@ -63,10 +63,10 @@ class RowFeeder:
         max_tokens: int,
         *,
         sources: Sequence[str] = (TEXT,),
-        rank: tuple[int, int] = (0, 0),
+        order: tuple[int, int] = (0, 0),
     ) -> None:
         self.asked[name] = prompt, max_tokens
-        self.driver.ask(name, prompt, sources=sources, rank=rank, max_tokens=max_tokens)
+        self.driver.ask(name, prompt, sources=sources, order=order, max_tokens=max_tokens)
 
     def rows(self, name: str, texts: Sequence[int], slots: Sequence[int], *, ready: Event = COMPLETED) -> Given:
         """Steps that are conditioned by a text id and a row of the pages each."""

@@ -13,7 +13,7 @@ def check_statuses(scheduler: Scheduler, requests: Iterable[ArRequest]) -> None:
     kept = scheduler._requests
     for status, listed in kept.items():
         assert all(request.status is status for request in listed)
-        assert [request.rank for request in listed] == sorted(request.rank for request in listed)
+        assert [request.order for request in listed] == sorted(request.order for request in listed)
     alive = list(requests)
     assert sum(map(len, kept.values())) == sum(request.status in kept for request in alive)
     for request in alive:

@@ -34,7 +34,7 @@ def test_answers_are_those_of_full_recomputation(ahead: int, captured: bool, blo
     changes = {"max_in_flight": ahead, "num_blocks": blocks, "graph_batch_sizes": (2, 4), "graph_chunk_sizes": (5, 40)}
     feed = feeder(MODEL, device, captured, **changes)
     for index, name in enumerate(ALL):
-        feed.open(name, PROMPTS[index], 14, rank=(9 - index, index))
+        feed.open(name, PROMPTS[index], 14, order=(9 - index, index))
         feed.rows(name, [1, 2, 3], [index, 9, 4 * index])
         feed.driver.tick()
     for index, name in enumerate(ALL):
@@ -143,7 +143,7 @@ def test_a_request_gets_no_row_before_the_producer_of_its_rows_began():
     """Else it could hold the row here that the other request needs, and wait there for the other's."""
     feed = feeder(max_num_seqs=1)
     feed.open("0", PROMPTS[0], 6, sources=(SOURCE, TEXT))
-    feed.open("1", PROMPTS[1], 6, rank=(0, 1))
+    feed.open("1", PROMPTS[1], 6, order=(0, 1))
     feed.driver.run()
     assert (len(feed.tokens("0")), len(feed.tokens("1"))) == (0, 1)
     for name in "01":
@@ -352,7 +352,7 @@ def test_rows_of_steps_that_never_come_are_released_unread():
 
 def test_a_preempted_request_goes_on_when_its_row_comes():
     feed, late = feeder(max_num_seqs=2, block_size=2, num_blocks=9, max_model_len=18), Late()
-    feed.open("evicted", [1, 2, 3], 12, rank=(1, 1))
+    feed.open("evicted", [1, 2, 3], 12, order=(1, 1))
     feed.rows("evicted", [1], [0])
     feed.rows("evicted", [2], [1], ready=late)
     feed.driver.run()

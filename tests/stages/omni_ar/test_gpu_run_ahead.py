@@ -53,7 +53,7 @@ def run_text(device: str, ahead: int, little: bool, captured: bool = False) -> A
     driver = driver_of(model, 4, device, ahead, little, captured)
     for index, sampling in enumerate(SAMPLING):
         prompt = plain_prompt(PROMPTS[index % 4], payload_positions=np.array([0]))
-        driver.ask(str(index), prompt, sampling, max_tokens=15, rank=(9 - index, index))
+        driver.ask(str(index), prompt, sampling, max_tokens=15, order=(9 - index, index))
         driver.tick()
     driver.finish(len(SAMPLING))
     if little:
@@ -95,7 +95,7 @@ def run_codec(device: str, ahead: int, little: bool, captured: bool = False) -> 
         sampling = {"temperature": 0.9, "seed": index, "repetition_penalty": 1.2} if index % 2 else {}
         prompt = codec_prompt([index + 1, 2, 3], [4, 5, 6 + index])
         asked = {"max_tokens": 15, "stop_token_ids": (3,), **sampling}
-        driver.speak(str(index), prompt, [7, 8, 9], asked, pad=1, rank=(9 - index, index))
+        driver.speak(str(index), prompt, [7, 8, 9], asked, pad=1, order=(9 - index, index))
         driver.tick()
     driver.finish(6)
     return driver

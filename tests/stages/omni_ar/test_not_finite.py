@@ -16,7 +16,7 @@ from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor
 from omni_text.tiny import write_tiny
 from tests.support.ar_driver import ArDriver
-from tests.support.engines import plugins_of
+from tests.support.plugins import plugins_of
 from tests.support.small_text import SmallText, greedy
 
 PROMPT, OTHER, TOKENS = [5, 17, 3, 44, 8], [9, 2, 31], 6

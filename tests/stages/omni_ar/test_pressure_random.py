@@ -171,19 +171,19 @@ class Pressure(RuleBasedStateMachine):
         wanted: set[int],
     ) -> None:
         number = len(self.asked)
-        name, rank, prompt = str(number), (priority, number), stem[:kept] + tail
+        name, order, prompt = str(number), (priority, number), stem[:kept] + tail
         max_tokens = min(max_tokens, LENGTH - len(prompt))
         sampling = {"max_tokens": max_tokens, "stop_token_ids": (STOP,)}
         if self.talker:
             texts = [number % 3, 2, 1]
             frames = speech(tuple(prompt), tuple(texts))[:max_tokens]
             self.asked[name] = Asked(salt, prompt, frames, [], texts)
-            self.driver.speak(name, talker_prompt(prompt), params=sampling, rank=rank, cache_salt=salt)
+            self.driver.speak(name, talker_prompt(prompt), params=sampling, order=order, cache_salt=salt)
             return
         places = sorted(place for place in wanted if place < len(prompt))
         self.asked[name] = Asked(salt, prompt, answer(tuple(prompt))[:max_tokens], places, [])
         given = plain_prompt(prompt, payload_positions=np.array(places, np.int64))
-        self.driver.ask(name, given, sampling, rank=rank, cache_salt=salt)
+        self.driver.ask(name, given, sampling, order=order, cache_salt=salt)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

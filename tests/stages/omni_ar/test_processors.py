@@ -11,7 +11,7 @@ from omni.hookspecs import hookimpl
 from omni.plugin import LogitsProcessorEntry
 from omni.sampling import LogitsEdit
 from omni_ar.processors import HistoryProcessor, LogitsProcessor, NamedProcessor, ProcessedRows, ProcessorRegistry
-from tests.support.engines import plugins_of
+from tests.support.plugins import plugins_of
 
 
 class Add(LogitsProcessor):

@@ -268,7 +268,7 @@ def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[li
 
         simulation = simulate(device, turn, functools.partial(finished, driver))
         for index, prompt in enumerate(SPEAKERS):
-            driver.speak(str(index), prompt, [index, 7, 9], pad=2, rank=(0, index), max_tokens=14)
+            driver.speak(str(index), prompt, [index, 7, 9], pad=2, order=(0, index), max_tokens=14)
         device.fail(phase, 0 if phase in ("restore_frames", "gather_rows") else 4, after=after)
         simulation.run()
         happened += device.failures

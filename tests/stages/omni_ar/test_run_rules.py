@@ -77,7 +77,7 @@ def test_blocks_are_kept_while_they_hold_payload_of_unread_tokens() -> None:
         driver.tick()
     assert driver.worker.usage()["steps"] == 3
     driver.pause("preempted")
-    driver.ask("next", LONG, max_tokens=4, rank=(0, 1))
+    driver.ask("next", LONG, max_tokens=4, order=(0, 1))
     for _ in range(4):
         driver.tick()
     assert driver.counter("preemptions") == 1

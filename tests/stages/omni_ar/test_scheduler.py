@@ -30,8 +30,8 @@ from tests.support.small_text import SmallText
 SIZE, MODEL_LEN = 4, 40
 
 
-def request(name: str, length: int, max_tokens: int, rank: tuple[int, ...] = ()) -> ArRequest:
-    made = ArRequest(name, SamplingParams(max_tokens=max_tokens), set(), rank or (ord(name[0]),))
+def request(name: str, length: int, max_tokens: int, order: tuple[int, ...] = ()) -> ArRequest:
+    made = ArRequest(name, SamplingParams(max_tokens=max_tokens), set(), order or (ord(name[0]),))
     made.prompt = plain_prompt([ord(name[0])] * length)
     return made
 
@@ -164,14 +164,14 @@ def test_every_request_runs_to_its_end_within_budget(
 
 
 @given(SHAPES, st.permutations(range(12)))
-def test_the_lowest_rank_starts_first_whenever_it_came(shapes: list[tuple[int, int]], ranks: Sequence[int]):
+def test_the_first_in_serving_order_starts_first_whenever_it_came(shapes: list[tuple[int, int]], orders: Sequence[int]):
     stage = Stage(rows=2, blocks=40, budget=30)
     requests = lettered(shapes)
-    for made, rank in zip(requests, ranks, strict=False):
-        made.rank = (rank,)
+    for made, order in zip(requests, orders, strict=False):
+        made.order = (order,)
     stage.add(*requests)
     stage.finish()
-    in_order = [made.id for made in sorted(requests, key=lambda made: made.rank)]
+    in_order = [made.id for made in sorted(requests, key=lambda made: made.order)]
     assert list(dict.fromkeys(stage.admitted)) == in_order
 
 
@@ -206,14 +206,14 @@ def test_prompts_are_cut_short_while_the_slack_of_a_listener_is_short():
     listeners.join("a")
     stage.add(request("a", 4, 20), request("b", 9, 5))
     assert stage.must_step().chunk_tokens == 13, "nobody hears anything yet"
-    listeners.hear("a", 1.0)
+    listeners.add_sound("a", 1.0)
     stage.add(request("c", 12, 5))
     now[0] = 0.6
     for tokens, at in ((3, 0.8), (3, 2.0), (3, 2.0)):
         plan = stage.must_step()
         assert (plan.chunk_tokens, len(plan.decodes)) == (tokens, 2)
         now[0] = at
-    listeners.hear("a", 1.0)
+    listeners.add_sound("a", 1.0)
     assert stage.must_step().chunk_tokens == 3, "the rest of it"
     stage.add(request("d", 12, 5))
     assert stage.must_step().chunk_tokens == 12, "there is plenty of slack"
@@ -275,7 +275,7 @@ def test_a_large_request_at_the_head_is_not_overtaken():
     assert list(dict.fromkeys(stage.admitted)) == ["r", "x", "z"]
 
 
-def test_a_block_is_taken_from_the_highest_rank_which_keeps_its_row():
+def test_a_block_is_taken_from_the_last_in_order_which_keeps_its_row():
     stage = Stage(rows=3, blocks=10, budget=100)
     requests = lettered([(8, 30)] * 3)
     stage.add(*requests)
@@ -291,7 +291,7 @@ def test_a_block_is_taken_from_the_highest_rank_which_keeps_its_row():
     assert third.outputs[: len(given)] == given
 
 
-def test_a_running_request_is_never_preempted_for_a_higher_rank():
+def test_a_running_request_is_never_preempted_for_a_later_one():
     stage = Stage(rows=3, blocks=11, budget=100)
     low, high = request("a", 8, 30), request("b", 8, 30)
     stage.add(high, low)
@@ -309,7 +309,7 @@ def test_a_waiting_request_takes_blocks_from_paused_ones_only():
     stage.add(high)
     stage.step()
     stage.add(request("a", 12, 5))
-    assert stage.names() == ["x"], "a waiting request does not evict one that runs, whatever its rank"
+    assert stage.names() == ["x"], "a waiting request does not evict one that runs, whatever its serving order"
     high.paused = True
     assert stage.names() == ["a"]
     assert high.table is None
@@ -341,7 +341,8 @@ def test_a_paused_request_does_not_run_and_delays_no_other():
 
 
 def test_a_request_without_a_row_does_not_delay_one_that_has_one():
-    # One is paused, one was preempted: both keep their rows, and the newcomer, of a lower rank than the latter, gets none.
+    # One is paused, one was preempted: both keep their rows, and the newcomer, which precedes the latter in serving order, gets
+    # none.
     stage = Stage(rows=2, blocks=10, budget=100)
     first, second = request("a", 12, 20), request("c", 12, 20)
     stage.add(first, second)

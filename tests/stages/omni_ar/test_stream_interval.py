@@ -147,7 +147,7 @@ def test_tokens_read_after_a_preemption_are_passed_on() -> None:
     assert driver.counter("preemptions") == 1
     driver.abort("1")
     driver.resume("0")
-    driver.speak("2", PROMPT, TEXTS, pad=PAD, max_tokens=8, rank=(-1, 0))  # first, so that the blocks are not the same
+    driver.speak("2", PROMPT, TEXTS, pad=PAD, max_tokens=8, order=(-1, 0))  # first, so that the blocks are not the same
     with torch.inference_mode():
         device.synchronize()
         driver.gather()

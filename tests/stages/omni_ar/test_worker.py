@@ -204,11 +204,11 @@ def test_sampled_tokens_depend_on_neither_company_nor_preemption():
     assert all(tokens != answer(index) for index, tokens in enumerate(alone))
 
 
-def test_a_lower_rank_is_served_first():
+def test_requests_are_served_by_order():
     driver = ArDriver(MODEL, options=options(max_num_seqs=1))
-    order = {0: (1, 0), 1: (1, 1), 2: (0, 2), 3: (2, 3), 4: (0, 4)}
-    for index, rank in order.items():
-        driver.ask(str(index), PROMPTS[index], rank=rank, max_tokens=TOKENS)
+    orders = {0: (1, 0), 1: (1, 1), 2: (0, 2), 3: (2, 3), 4: (0, 4)}
+    for index, order in orders.items():
+        driver.ask(str(index), PROMPTS[index], order=order, max_tokens=TOKENS)
     driver.run()
     assert list(driver.ends) == ["2", "4", "0", "1", "3"]
 

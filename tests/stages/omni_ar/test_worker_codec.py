@@ -140,10 +140,10 @@ def test_frames_of_many_rows_run_in_turn_while_someone_waits(captured: bool, mon
     listeners.join("0")
     for _ in range(6):
         driver.tick()
-    listeners.approach("0")
+    listeners.reach_sound_stages("0")
     for _ in range(3):
         driver.tick()
-    listeners.hear("0", 1.0)
+    listeners.add_sound("0", 1.0)
     driver.gather_all()
     for index in range(3):
         assert driver.frames(str(index)) == frames(index)[:-1]

@@ -17,7 +17,7 @@ from omni.stage import Feed
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.model import ArShape, Batch, PromptTokens
 from omni_ar.options import ArOptions
-from omni_ar.run.phases import Embedded, embed_inputs
+from omni_ar.run.phases import InputEmbeddings, embed_inputs
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.small_text import SmallText, greedy
 
@@ -209,7 +209,7 @@ def test_outputs_of_the_wrong_shape_are_refused(model: SmallText, message: str, 
 def test_embeddings_with_a_dimension_too_many_are_refused():
     tokens = PromptTokens(torch.tensor([PROMPT]), ())
     with pytest.raises(ValueError, match=re.escape("embed_prompt gave [5, 1, 24] for 5 tokens")):
-        embed_inputs(WrongEmbeddings(lambda x_TD: x_TD[:, None]), [], tokens, torch.empty(0), Embedded())
+        embed_inputs(WrongEmbeddings(lambda x_TD: x_TD[:, None]), [], tokens, torch.empty(0), InputEmbeddings())
 
 
 @pytest.mark.parametrize("sizes", [(), (16,)], ids=["uncaptured", "captured"])

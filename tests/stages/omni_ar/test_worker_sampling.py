@@ -92,7 +92,7 @@ def test_scored_prompts_that_are_preempted_are_scored_once(kind: str):
     driver = ahead_driver(kind, max_num_batched_tokens=3, num_blocks=24, max_model_len=24, max_num_seqs=6, block_size=1)
     for index in range(6):
         scored = {"prompt_logprobs": 1, "logprobs": 1}
-        driver.ask(str(index), PROMPTS[index % 3], scored, max_tokens=TOKENS, rank=(6 - index, index))
+        driver.ask(str(index), PROMPTS[index % 3], scored, max_tokens=TOKENS, order=(6 - index, index))
         driver.tick()
     driver.run()
     assert driver.counter("preemptions")
@@ -263,7 +263,7 @@ def test_every_token_s_hidden_state_is_emitted(kind: str, little: bool):
     driver = ahead_driver(kind, model=EMITTING, max_model_len=24, **options)
     for index, prompt in enumerate(PROMPTS):
         given = plain_prompt(prompt, payload_positions=np.array([0, len(prompt) - 1]))
-        driver.ask(str(index), given, max_tokens=TOKENS, rank=(3 - index, index))
+        driver.ask(str(index), given, max_tokens=TOKENS, order=(3 - index, index))
         driver.tick()
     for _ in range(2000):
         with torch.inference_mode():
@@ -286,8 +286,8 @@ def test_log_probabilities_that_stall_delay_only_their_requests():
     device = QueuedDevice()
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=3, block_size=4, max_in_flight=2))
     driver.ask("scored", PROMPTS[0], max_tokens=TOKENS, logprobs=1)
-    driver.ask("later", PROMPTS[2], max_tokens=TOKENS, prompt_logprobs=1, rank=(0, 1))
-    driver.ask("plain", PROMPTS[1], max_tokens=TOKENS, rank=(0, 2))
+    driver.ask("later", PROMPTS[2], max_tokens=TOKENS, prompt_logprobs=1, order=(0, 1))
+    driver.ask("plain", PROMPTS[1], max_tokens=TOKENS, order=(0, 2))
     others = {stream.name for stream in device.streams if not stream.name.endswith("-scores")}
     for _ in range(200):
         driver.tick()
@@ -309,7 +309,7 @@ def test_steps_that_fail_after_the_token_point_keep_handoffs_in_order(at: Place,
     device, planted = FaultyDevice(), []
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=4, block_size=4, max_in_flight=ahead))
     for index in range(8):
-        driver.ask(str(index), PROMPTS[index % 3], max_tokens=TOKENS, logprobs=1, rank=(0, index))
+        driver.ask(str(index), PROMPTS[index % 3], max_tokens=TOKENS, logprobs=1, order=(0, index))
     for _ in range(4):
         for _ in range(6):  # one by one, what failed together
             driver.tick()

@@ -24,9 +24,9 @@ class Bench(FailingDriver):
         self.encoder.capture(lengths)
         super().__init__(self.encoder, device.stream("test"))
 
-    def ask(self, request_id: str, *items: list[float], rank: tuple[int, int] = (0, 0), cache_salt: str = "") -> None:
+    def ask(self, request_id: str, *items: list[float], order: tuple[int, int] = (0, 0), cache_salt: str = "") -> None:
         """A whole request with these items."""
-        self.open(request_id, rank=rank, cache_salt=cache_salt)
+        self.open(request_id, order=order, cache_salt=cache_salt)
         for index, values in enumerate(items):
             self.feed_host(request_id, media(index, values))
         self.end(request_id)

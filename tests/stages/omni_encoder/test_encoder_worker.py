@@ -337,11 +337,11 @@ def test_equal_media_of_different_salts_share_nothing() -> None:
     assert bench.encoder.counters() == {"batches": 2, "encoded": 3, "cached": 1, "retries": 0}
 
 
-def test_the_lowest_rank_is_encoded_first() -> None:
+def test_media_are_encoded_in_serving_order() -> None:
     device = QueuedDevice()
     bench = Bench(device, max_batch_items=1)
-    for name, rank in {"late": (1, 0), "b": (0, 2), "a": (0, 1), "urgent": (-1, 3)}.items():
-        bench.ask(name, [float(len(name)), float(rank[1])], rank=rank)
+    for name, order in {"late": (1, 0), "b": (0, 2), "a": (0, 1), "urgent": (-1, 3)}.items():
+        bench.ask(name, [float(len(name)), float(order[1])], order=order)
     bench.settle(device)
     assert list(bench.ends) == ["urgent", "a", "b", "late"]
 
@@ -362,8 +362,8 @@ def test_an_item_longer_than_a_batch_is_refused() -> None:
 def test_while_much_is_held_only_the_request_served_first_gets_more() -> None:
     """16 bytes may be held; each item's output takes 8."""
     bench = Consumer(CpuDevice(), held_bytes=16, cache_bytes=0)
-    bench.open("late", rank=(0, 2))
-    bench.open("early", rank=(0, 1))
+    bench.open("late", order=(0, 2))
+    bench.open("early", order=(0, 1))
     for index in range(3):
         bench.feed_host("late", media(index, [1.0 + index, 0.0]))
     bench.settle(bench.device)

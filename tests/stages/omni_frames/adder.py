@@ -36,7 +36,7 @@ class Adder(FrameWorker[FrameRequest]):
         self._upload = Uploader(device, self.stream, rows * CHUNK, 4)
 
     def open(self, message: Open) -> FrameRequest:
-        return FrameRequest(message.request_id, set(message.inputs), message.rank)
+        return FrameRequest(message.request_id, set(message.inputs), message.order)
 
     def finished(self, request: FrameRequest) -> bool:
         return request.ended and not request.in_flight and not request.buffered

@@ -11,20 +11,20 @@ from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice
 from omni.stage import Done, Feed
 from omni.testing.simulation.late import QueuedDevice
-from omni_frames.request import Arrival, FrameRequest, RowQueue
+from omni_frames.request import ArrivedFrames, FrameRequest, RowQueue
 from omni_frames.store import FrameStore
 from tests.stages.omni_frames.adder import Bench
 from tests.support.frame_bench import POISON, frames, random_codes
 
 
-def test_a_free_row_goes_to_the_waiting_request_of_lowest_rank() -> None:
+def test_a_free_row_goes_to_the_first_waiting_request_in_order() -> None:
     bench = Bench(CpuDevice(), rows=1)
-    ranks = {"first": (9, 0), "late": (1, 1), "b": (0, 3), "a": (0, 2), "urgent": (-1, 4)}
-    for name, rank in ranks.items():
-        bench.open(name, rank=rank)
+    orders = {"first": (9, 0), "late": (1, 1), "b": (0, 3), "a": (0, 2), "urgent": (-1, 4)}
+    for name, order in orders.items():
+        bench.open(name, order=order)
         bench.feed_pages(name, random_codes(2))
         bench.tick()
-    bench.end(*ranks)
+    bench.end(*orders)
     bench.settle(bench.device)
     assert list(bench.ends) == ["first", "urgent", "a", "b", "late"]
 
@@ -149,7 +149,7 @@ def request(codes: np.ndarray) -> FrameRequest:
     made = FrameRequest("r", set())
     made.row = 0
     # Codes of the host are uploaded, those on the device mostly not.
-    made.arrivals.append(Arrival(Feed("r", frames(torch.from_numpy(codes)), COMPLETED), codes, len(codes)))
+    made.arrivals.append(ArrivedFrames(Feed("r", frames(torch.from_numpy(codes)), COMPLETED), codes, len(codes)))
     return made
 
 

@@ -98,7 +98,7 @@ class HeardBench(Bench):
         super().__init__(device, model, self.listeners, **options)
 
     def hear(self, request_id: str, frames: int) -> None:
-        self.listeners.hear(request_id, frames / 8)
+        self.listeners.add_sound(request_id, frames / 8)
 
 
 def test_chunks_grow_with_the_sound_ahead_and_make_the_whole_wave() -> None:
@@ -161,7 +161,7 @@ def streams(bench: HeardBench, slacks: dict[str, float]) -> None:
     bench.model.batches.clear()
     for name, slack in slacks.items():
         bench.listeners.join(name)
-        bench.listeners.hear(name, slack)
+        bench.listeners.add_sound(name, slack)
 
 
 def decoded(bench: HeardBench) -> list[str]:

@@ -39,7 +39,7 @@ class AttentionFeatures:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The features that the layer has."""
+        """Names of the layer's features."""
         return tuple(name for name in _NAMES if getattr(self, name) is not None)
 
     def scale_of(self, head_dim: int) -> float:
@@ -49,7 +49,7 @@ class AttentionFeatures:
 _NAMES = tuple(field.name for field in fields(AttentionFeatures))
 
 PLAIN = AttentionFeatures()
-"""None of them."""
+"""The features of plain attention: none."""
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:

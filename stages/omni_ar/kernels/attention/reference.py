@@ -1,4 +1,5 @@
-"""Paged attention in plain torch: gathers pages, then calls scaled_dot_product_attention, or computes scores that it lacks.
+"""Paged attention in plain torch: gathers pages, then calls scaled_dot_product_attention, or computes the scores itself for
+features that the former lacks.
 
 Shape legend: T tokens, R decode rows, P prompt rows, N blocks or rows of the stage, B slots per block, M blocks per row, H query
 heads, K key and value heads, G = H / K, D head width, Q query tokens of one row, L keys.
@@ -122,7 +123,7 @@ def _blocks_of_window(table_RM: Tensor, begin_R1: Tensor, block_size: int, windo
     touched = min(columns, -(-(window - 1) // block_size) + 1)
     column_RM = begin_R1 // block_size + torch.arange(touched, device=table_RM.device)
     position_RL = (column_RM[..., None] * block_size + torch.arange(block_size, device=table_RM.device)).flatten(1)
-    # A column past the end of the table stands for positions past the end of its row.
+    # A column past the end of the table has positions past the end of its row.
     return table_RM.gather(1, column_RM.clamp(max=columns - 1)), position_RL
 
 
@@ -134,7 +135,7 @@ def _seen(distance_QL: Tensor, features: AttentionFeatures) -> Tensor:
 
 
 def _has_other_scores(features: AttentionFeatures) -> bool:
-    """Whether the softmax is over anything but scaled products."""
+    """Whether the scores are more than scaled products."""
     return not (features.softcap is None and features.alibi_slopes is None and features.sinks is None)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from omni.device.kernel_choice import kernel_device
-from omni_ar.kernels.tuning import looked_up_once, tuned
+from omni_ar.kernels.tuning import cached_lookup, tuned
 
 MAX_SPLITS = 64
 """Maximum number of splits of a row."""
@@ -73,7 +73,7 @@ def prefill_settings(tokens: int, q_THD: Tensor, key_NBKD: Tensor) -> PrefillSet
     return _prefill_settings(kernel_device(q_THD), shape_key(q_THD, key_NBKD), tokens, group, head_dim, itemsize)
 
 
-@looked_up_once
+@cached_lookup
 def _decode_settings(
     device: torch.device, key: str, rows: int, kv_heads: int, head_dim: int, itemsize: int
 ) -> DecodeSettings:
@@ -86,7 +86,7 @@ def _decode_settings(
     return msgspec.convert(tuned("attention_decode", device, key, rows, default), DecodeSettings)
 
 
-@looked_up_once
+@cached_lookup
 def _prefill_settings(
     device: torch.device, key: str, tokens: int, group: int, head_dim: int, itemsize: int
 ) -> PrefillSettings:

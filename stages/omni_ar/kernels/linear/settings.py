@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from omni.device.kernel_choice import kernel_device
-from omni_ar.kernels.tuning import looked_up_once, tuned
+from omni_ar.kernels.tuning import cached_lookup, tuned
 
 MOST_ROWS = 64
 
@@ -70,7 +70,7 @@ def key(kind: str, weight_ND: Tensor) -> str:
     return f"{kind}-N{outputs}-D{width}-{str(weight_ND.dtype).removeprefix('torch.')}"
 
 
-@looked_up_once
+@cached_lookup
 def _settings(device: torch.device, key: str, rows: int) -> LinearSettings | None:
     measured = tuned("linear", device, key, rows, {})
     # Shapes that cuBLAS computes faster have no settings.

@@ -16,8 +16,8 @@ _WHOLE_FROM, _PART = 128, 512
 _WARP_COLUMNS = 256
 
 
-class Held(NamedTuple):
-    """expert_TK: each token's experts. Those from `first` on, `num_held` of them, are held."""
+class HeldExperts(NamedTuple):
+    """expert_TK: each token's experts. This rank holds `num_held` experts from `first` on."""
 
     expert_TK: Tensor
     first: int
@@ -69,7 +69,7 @@ def combine(
     weight_TK: Tensor,
     overlap: bool = False,
     shared: tuple[Tensor, Tensor, Tensor] | None = None,
-    held: Held | None = None,
+    held: HeldExperts | None = None,
 ) -> Tensor:
     """The weighted sum over each token's experts, in their order: `[T, D]`.
 

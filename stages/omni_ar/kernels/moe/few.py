@@ -2,8 +2,7 @@
 
 The kernels are memory bound: a program loads its whole tile of weights before it needs the first of them, and each
 multiprocessor runs several programs. Tokens that share an expert find its rows in L2, because programs of the same rows
-run side by side. Each program computes its token's experts itself, which takes less time than waiting for a kernel that
-does it.
+run side by side. Each program computes its token's experts itself, which takes less time than the wait for a separate kernel.
 
 A token's slots are its K experts, then parts of the shared expert, each as wide as a routed one. Slots of experts that are not
 held read no weights and write no result.

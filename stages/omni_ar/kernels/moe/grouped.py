@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from omni_ar.kernels.linear import gated_linear, linear
-from omni_ar.kernels.moe.combine import Held, combine
+from omni_ar.kernels.moe.combine import HeldExperts, combine
 from omni_ar.kernels.moe.experts import Experts, Norm
 from omni_ar.kernels.moe.grouping import Groups, route_and_group
 from omni_ar.kernels.moe.settings import GroupedProduct, GroupedSettings
@@ -36,7 +36,7 @@ def mix_grouped(
     )
     hidden_SI = multiply_gate_up(normed_TD, experts.gate_up_EXD, groups, experts.top_k, settings.gate, overlap)
     y_SD = multiply_down(hidden_SI, experts.down_EDI, groups, settings.down, overlap, weight_TK.numel())
-    held = None if experts.num_held == experts.num_experts else Held(expert_TK, experts.first, experts.num_held)
+    held = None if experts.num_held == experts.num_experts else HeldExperts(expert_TK, experts.first, experts.num_held)
     shared = None
     if experts.shared is not None:
         shared_TD = linear(gated_linear(normed_TD, experts.shared.gate_up_XD), experts.shared.down_DI)

@@ -187,7 +187,7 @@ def route_and_group(
     """Each token's `top_k` experts, as `route` returns them: weights `[T, K]`, float32, experts `[T, K]`, int32; and
     the pairs by expert.
 
-    logits_TE: `[T, E]`, any floating dtype. Of equal logits, that of the first expert wins; NaN is below all others.
+    logits_TE: `[T, E]`, any floating dtype. Among equal logits, the first expert wins; NaN ranks below all other values.
     first, held: the experts whose pairs are grouped, from `first` on; None for all.
     """
     (tokens, experts), device = logits_TE.shape, logits_TE.device

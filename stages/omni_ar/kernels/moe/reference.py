@@ -43,7 +43,7 @@ def route(logits_TE: Tensor, top_k: int, norm_topk: bool) -> tuple[Tensor, Tenso
 
 
 def held_only(expert_TK: Tensor, experts: Experts) -> Tensor:
-    """Expert ids as indices of the held ones. Those of all others are the number of held ones."""
+    """Expert ids as indices of the held experts; `num_held` for any other expert."""
     index_TK = expert_TK - experts.first
     return index_TK.where((index_TK >= 0) & (index_TK < experts.num_held), experts.num_held)
 
@@ -64,8 +64,8 @@ def run_experts(
 def run_grouped(
     x_TD: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor, weight_TK: Tensor, expert_TK: Tensor, some: bool = False
 ) -> Tensor:
-    """Sorts the pairs by expert, and multiplies each expert's pairs together. Those of missing experts come last, and
-    are not computed."""
+    """Sorts the pairs by expert, and multiplies each expert's pairs together. Pairs of missing experts come last, and are not
+    computed."""
     expert_S, order_S = expert_TK.flatten().sort(stable=True)
     experts_E = torch.arange(down_EDI.shape[0], device=x_TD.device)
     # The end of each expert's pairs. A histogram would synchronize with the host for its length.

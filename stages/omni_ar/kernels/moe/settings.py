@@ -6,7 +6,7 @@ import triton
 from torch import Tensor
 
 from omni.device.kernel_choice import kernel_device
-from omni_ar.kernels.tuning import looked_up_once, tuned
+from omni_ar.kernels.tuning import cached_lookup, tuned
 
 _FEW = 4
 
@@ -91,7 +91,7 @@ def default_settings(
     return _grouped(128, (64, 64, 4, 8, False), (128, 64, 4, 8, False))
 
 
-@looked_up_once
+@cached_lookup
 def _settings(
     device: torch.device, tokens: int, experts: int, top_k: int, width: int, intermediate: int, dtype: torch.dtype
 ) -> MoeSettings:

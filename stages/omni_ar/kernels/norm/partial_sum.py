@@ -10,11 +10,11 @@ from omni.parallel.peers import RankMemory
 
 
 class PartialSum:
-    """This rank's part of a sum over ranks. The kernel that adds it to the residual stream sums it, in one kernel where the part is
-    small and the devices reach each other's memory: so a sum costs no launch of its own, and no pass over its result."""
+    """This rank's part of a sum over ranks. The kernel that adds the sum to the residual stream also computes it, if the part is
+    small and the devices reach each other's memory. Such a sum needs no launch of its own and no pass over its result."""
 
     def __init__(self, part: Tensor, communicator: Communicator) -> None:
-        """part: `[T, D]`; or fp32 parts of it, `[P, T, D]`, whose sum is rounded before ranks add theirs. It has no other
+        """part: `[T, D]`; or fp32 parts of it, `[P, T, D]`, whose sum is rounded before ranks add theirs. The part has no other
         reader."""
         self.part = part
         self._communicator = communicator

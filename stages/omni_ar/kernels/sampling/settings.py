@@ -4,7 +4,7 @@ differently, and a row's tokens would depend on its neighbours."""
 import msgspec
 import torch
 
-from omni_ar.kernels.tuning import looked_up_once, tuned
+from omni_ar.kernels.tuning import cached_lookup, tuned
 
 
 class RowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,14 +29,14 @@ class WideSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 _WIDE = WideSettings(block=2048, tile=128, nucleus=256, scan_warps=4, scan_registers=64, finish_warps=8)
 
 
-@looked_up_once
+@cached_lookup
 def row_settings(device: torch.device, operation: str, block: int) -> RowSettings:
     """operation: `sample` or `draw`. block: block size of a program."""
     measured = tuned("sampling", device, f"{operation}-{block}", 1, {})
     return msgspec.convert(measured, RowSettings) if measured else RowSettings(warps=min(max(block // 512, 1), 8))
 
 
-@looked_up_once
+@cached_lookup
 def wide_settings(device: torch.device, vocab: int) -> WideSettings:
     measured = tuned("sampling", device, f"V{vocab}", 1, {})
     return msgspec.convert(measured, WideSettings) if measured else _WIDE

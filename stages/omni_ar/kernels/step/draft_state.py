@@ -13,7 +13,7 @@ T = TypeVar("T")
 RATE_ONE = 1 << 16
 """`DraftFields.rate` of a row whose drafts are all accepted."""
 START_RATE = 3 * RATE_ONE // 4
-"""The rate of a row that starts: without it no draft would be verified."""
+"""The rate of a row at its start, high enough that its first drafts are verified."""
 LEAST_RATE = 3 * RATE_ONE // 10
 """A row verifies drafts if the estimated probability that the first is accepted is at least this."""
 RATE_SHIFT = 3
@@ -24,8 +24,8 @@ class DraftFields(NamedTuple, Generic[T]):
     """One row of `DraftState.fields`, or one column per field.
 
     cap: maximum drafts that a step verifies; 0 for a row without drafts. rate: the estimated probability that a draft is accepted,
-    in units of 1 / RATE_ONE. proposed: number of drafts that the drafter has made for the step under way, or for none. offered:
-    number of those that the step verifies.
+    in units of 1 / RATE_ONE. proposed: number of drafts that the drafter has made for the step under way, 0 for a row without
+    drafts. offered: number of those that the step verifies.
     """
 
     cap: T

@@ -33,7 +33,7 @@ _caches: list[Callable[[], None]] = []
 _replaced: dict[tuple[str, str], Sizes] = {}
 
 
-def looked_up_once(look_up: Callable[P, R]) -> Callable[P, R]:
+def cached_lookup(look_up: Callable[P, R]) -> Callable[P, R]:
     """Caches the results of a function of the tables: every launch that is not captured looks its settings up."""
     kept = lru_cache(maxsize=4096)(look_up)
     _caches.append(kept.cache_clear)
@@ -64,7 +64,7 @@ def replace(operation: str, key: str, sizes: Sizes | None) -> None:
         clear()
 
 
-@looked_up_once
+@cached_lookup
 def _measured(operation: str, device: torch.device, key: str, size: int) -> Config | None:
     sizes = _replaced.get((operation, key)) or shipped(operation, device, key)
     if not sizes:

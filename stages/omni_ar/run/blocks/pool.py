@@ -154,7 +154,7 @@ class BlockPool:
         self._key_of[block], self._block_of[key] = key, block
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Removes one user of each block. The end of a prefix is evicted before its beginning, which it depends on."""
+        """Removes one user of each block. The end of a prefix depends on its beginning, and is evicted before it."""
         for block in reversed(blocks):
             if not self._users[block]:
                 raise RuntimeError(f"block {block} was released more often than it was taken")

@@ -57,21 +57,21 @@ class Spiller:
     def _copy(self, pages: Tensor, slots: NDArray[np.int64]) -> tuple[Tensor, Event]:
         out = self._device.empty((slots.size, pages.shape[-1]), pages.dtype, self._stream)
         # A separate slice: later writes of the pages follow this copy on the stream, so they wait for no reader.
-        receipt = self._copier.copy([Transfer(PageSlice(pages, slots), out)])
-        receipt.check()
-        return out, receipt.end
+        result = self._copier.copy([Transfer(PageSlice(pages, slots), out)])
+        result.check()
+        return out, result.end
 
 
 @dataclass(slots=True, eq=False)
 class _Leaving:
-    """A table that its request no longer needs. moved: gathers of spilled payload from its old place."""
+    """A table without its request. moved: gathers of spilled payload from the old place."""
 
     table: BlockTable
     moved: list[Event]
 
     @property
     def free(self) -> bool:
-        # A long answer has thousands of payloads: each is checked until it is free, and not again.
+        # A long answer has thousands of payloads: a free one is not checked again.
         produced = self.table.produced
         while produced and produced[-1].free:
             produced.pop()
@@ -106,14 +106,14 @@ class Reclaimer:
 
     @property
     def progressing(self) -> bool:
-        """Whether blocks will become free by themselves, because only launched work holds them."""
+        """Whether blocks will become free by themselves: only launched work holds them."""
         return any(all(each.released for each in leaving.table.produced) for leaving in self._leaving)
 
     def add_table(self, table: BlockTable) -> None:
         self._leaving.append(_Leaving(table, []))
         self.tick()
 
-    def relieve(self) -> tuple[bool, list[tuple[str, Exception]]]:
+    def spill_unreleased(self) -> tuple[bool, list[tuple[str, Exception]]]:
         """Spills payload in leaving tables that a consumer has not released. Returns whether blocks became free, or will by
         themselves, and the requests whose payload could not be moved."""
         failures: list[tuple[str, Exception]] = []

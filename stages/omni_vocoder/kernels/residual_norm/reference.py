@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Branch(NamedTuple):
-    """A residual branch: what is added, and its scale (Touvron et al., 2021)."""
+    """A residual branch: its output, and the scale of this (Touvron et al., 2021)."""
 
     output_BTD: Tensor
     scale_D: Tensor

@@ -160,9 +160,9 @@ def _attend_window(
         out_m = out_ptr + head * WIDTH + query_m * (HEADS * WIDTH)
         _store(out_m, sum_me / total_m[:, None], live_m, WIDTH, BLOCK_E)
 
-    # Key n + positions becomes key n of the past. The past is rewritten in place, from its start on: a tile is written after it
-    # has been read, which the barrier ensures for all threads, as it does for what is read above. Later tiles read only
-    # entries after it, since each reads entries after those that it writes.
+    # Key n + positions becomes key n of the past. The past is rewritten in place, from its start on: a tile is written after it has
+    # been read. The barrier ensures that for all threads, and for the reads above. Later tiles read only entries after it, since
+    # each reads entries after those that it writes.
     for first_key in range(0, PAST, BLOCK_N):
         kept_n = first_key + offset_n
         live_n = kept_n < PAST

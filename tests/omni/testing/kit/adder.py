@@ -32,7 +32,7 @@ class AdderRequest:
     """sources: producers that may still send. fresh: its row has no input yet."""
 
     id: str
-    rank: tuple[int, int]
+    order: tuple[int, int]
     sources: set[str]
     inputs: deque[Feed] = field(default_factory=deque)
     row: int | None = None
@@ -54,7 +54,7 @@ class AdderWorker(MailboxWorker[AdderRequest]):
         self.added = 0
 
     def open(self, message: Open) -> AdderRequest:
-        return AdderRequest(message.request_id, message.rank, set(message.inputs))
+        return AdderRequest(message.request_id, message.order, set(message.inputs))
 
     def feed(self, request: AdderRequest, message: Feed) -> None:
         request.inputs.append(message)
@@ -83,7 +83,7 @@ class AdderWorker(MailboxWorker[AdderRequest]):
         self.lent = [each for each in self.lent if not each.free]
         moved = len(self.lent) < before
         able = [each for each in self.requests.values() if not each.paused]
-        for request in sorted(able, key=lambda each: each.rank):
+        for request in sorted(able, key=lambda each: each.order):
             moved |= self.serve(request)
         return moved
 

@@ -245,17 +245,17 @@ class ServesByArrival(AdderKind):
     class worker(AdderWorker):
         def open(self, message: Open) -> AdderRequest:
             request = super().open(message)
-            request.rank = (0, len(self.requests))
+            request.order = (0, len(self.requests))
             return request
 
 
 class IgnoresPriorities(AdderKind):
-    """Of a rank it reads the arrival number alone."""
+    """It reads the arrival number of `Open.order` alone."""
 
     class worker(AdderWorker):
         def open(self, message: Open) -> AdderRequest:
             request = super().open(message)
-            request.rank = (0, message.rank[1])
+            request.order = (0, message.order[1])
             return request
 
 

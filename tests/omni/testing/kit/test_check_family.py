@@ -16,7 +16,7 @@ from omni_text.frontend import TextFrontend
 from tests.examples.plain_speech import TEXTS, PlainSpeech, plugins, write_tiny
 from tests.omni.testing.kit import family_faults
 from tests.omni.testing.kit.finding import finds
-from tests.support.engines import plugins_of
+from tests.support.plugins import plugins_of
 from tests.support.tiers import few
 from tests.support.tiny_text import write_chat_model
 

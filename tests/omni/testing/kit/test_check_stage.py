@@ -162,7 +162,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
             (adder_faults.ReadsEarly, "not_before_ready", "launch nothing that reads an input before Feed.arrived"),
             (adder_faults.WaitsForInputs, "not_before_ready", "tick never waits; ask Feed.arrived once"),
             (adder_faults.IgnoresForeignInputs, "foreign_input", "fails: 'bad' got Done.*raise in `feed`"),
-            (adder_faults.NeverEndsEmpty, "without_input", "requests end: nothing happens any more"),
+            (adder_faults.NeverEndsEmpty, "without_input", "requests end: the worker stalled"),
             (
                 adder_faults.NeverReleases,
                 "not_before_ready",
@@ -188,13 +188,13 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
             (
                 adder_faults.ForgetsToResume,
                 "paused",
-                "requests end: nothing happens any more, and '0-0' is not over .the",
+                "requests end: the worker stalled, and '0-0' is not over .the",
             ),
             (adder_faults.LosesInputsInAPause, "paused", "go on where it stopped"),
             (
                 adder_faults.GivesAfterAnAbort,
                 "refused_input|aborted",
-                "a request that is over gives nothing.*drop late results",
+                "a request has no output after its end.*drop late results",
             ),
             (
                 adder_faults.RaisesInATick,
@@ -213,11 +213,15 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
             (adder_faults.Synchronizes, "guarded", "Device.synchronize.*poll an event in `advance`"),
             (adder_faults.WorksOutsidePhases, "guarded", "ones ran outside a phase.*Device.launch"),
             (adder_faults.TakesOneEndForAll, "of_two_producers", "keep Open.inputs, discard the source in `end`"),
-            (adder_faults.ServesByArrival, "by_rank", "lowest Open.rank is served first: .*in the order of Open.rank"),
-            (adder_faults.IgnoresPriorities, "by_rank", "lowest Open.rank is served first"),
+            (
+                adder_faults.ServesByArrival,
+                "by_order",
+                "lowest Open.order is served first: .*in the order of Open.order",
+            ),
+            (adder_faults.IgnoresPriorities, "by_order", "lowest Open.order is served first"),
             (adder_faults.RefusesAndKeeps, "refused_input", "every input is released: input 1 of request 'refused-0'"),
             (adder_faults.RefusesNothing, "refused_input", "'refused-0' got Done.*raise an OmniError in `feed`"),
-            (adder_faults.WaitsForTensors, "incomplete_input", "requests end: nothing happens any more, and 'bare'"),
+            (adder_faults.WaitsForTensors, "incomplete_input", "requests end: the worker stalled, and 'bare'"),
             (
                 adder_faults.ReportsNothing,
                 "not_before_ready",

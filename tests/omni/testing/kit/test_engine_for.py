@@ -18,7 +18,7 @@ from omni.testing.engines import GIVEN_UP, PipelineEngine
 from tests.omni.testing.kit.adder import SAMPLES, AdderKind, AdderOptions, Numbers
 from tests.omni.testing.kit.adder_faults import KeepsRequests
 from tests.support.echo_family import echo_model, echo_plugins, pitch
-from tests.support.engines import plugins_of
+from tests.support.plugins import plugins_of
 
 
 @pytest.mark.parametrize("device", [CpuDevice, lambda: SimulatedDevice(3)], ids=["cpu", "simulated"])

@@ -1,4 +1,4 @@
-"""The repository's plugins, for engines of tests."""
+"""Loaded plugins of the repository and of test modules."""
 
 from importlib.metadata import EntryPoint
 
