@@ -30,7 +30,7 @@ from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, draft_setup, driver_of
 from tests.stages.omni_ar.test_accept import DRAFTS, ROWS, Row, new_state
 from tests.stages.omni_ar.test_not_finite import ANSWERS, AT, NAN, PROMPT, Spoilt
-from tests.stages.omni_ar.test_pipeline import OPTIONS, Pipelined
+from tests.stages.omni_ar.test_pipeline import OPTIONS, Pipelined, processors
 from tests.support.ar_driver import ArDriver
 from tests.support.small_text import NothingTwice, SmallText
 
@@ -135,13 +135,21 @@ def test_a_row_that_verifies_no_drafts_has_none_made():
     assert not any(plan.drafts for plan in plans)
 
 
-def test_a_row_with_a_host_processor_verifies_no_drafts_beside_others():
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_row_with_a_processor_verifies_no_drafts_beside_others(where: str):
     """Though its text repeats."""
-    driver = driver_of("ngram", LateDevice(3), draft_tokens=3, adaptive_drafts=False, drafter_args={"fewest": 1})
-    driver.ask("ruled", PROMPTS[3], max_tokens=20, rules=HostRules(host_processors=(NothingTwice(11, 1),)))
-    answers(driver, PROMPTS[:1], max_tokens=40)
-    assert "drafted_tokens" not in driver.done("ruled").counts
-    assert driver.counter("drafted_tokens") > 10
+    plain, drafted = (
+        ArDriver(MODEL, LateDevice(3), options, processors=processors(11))
+        for options in (ArOptions(max_num_seqs=2), msgspec.structs.replace(FEW, drafter_args={"fewest": 1}))
+    )
+    for driver in (plain, drafted):
+        rules = HostRules(host_processors=(NothingTwice(11, 1),) if where == "host" else ())
+        named = {"favour": {"bias": 5.0}} if where == "device" else {}
+        driver.ask("ruled", PROMPTS[3], max_tokens=20, rules=rules, processors=named)
+        answers(driver, PROMPTS[:1], max_tokens=40)
+    assert drafted.tokens("ruled") == plain.tokens("ruled")
+    assert "drafted_tokens" not in drafted.done("ruled").counts
+    assert drafted.counter("drafted_tokens") > 10
 
 
 def test_the_edits_of_a_row_behind_others_reach_its_first_position():
