@@ -17,12 +17,13 @@ from omni_ar.drafters import Drafter, DraftRequest, DraftRows, ModelDrafter
 from omni_ar.drafters import fabricated as fabricated_file
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.fabricated import FabricatedDrafter
-from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, RATE_ONE, DraftFields
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, RATE_ONE, START_RATE, DraftFields
 from omni_ar.kernels.step.drafts import prepare_drafts
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
+from omni_ar.run import phases
 from omni_ar.run.limits import Limits
-from omni_ar.run.phases import keep_chunk_features
+from omni_ar.run.phases import keep_chunk_features, sample_positions
 from omni_ar.run.pipeline import TokenMessage, accept_received, void_tokens
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.state import allocate_rows, allocate_step_buffers
@@ -108,6 +109,52 @@ class Foreseeing(FabricatedDrafter):
     def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
         self.seen += 1
         return [3] * 1000
+
+
+def test_a_row_has_no_text_of_a_longer_one_that_starts_with_it():
+    """Its own future is unknown, so that it has no drafts."""
+    driver = driver_of("fabricated", draft_tokens=3, adaptive_drafts=False, prefix_cache=False)
+    driver.ask("known", PROMPTS[0], max_tokens=40)
+    driver.run()
+    driver.ask("again", PROMPTS[0], max_tokens=40)
+    driver.ask("new", PROMPTS[4], max_tokens=20)
+    driver.run()
+    assert driver.done("again").counts["accepted_drafts"] > 20
+    assert "drafted_tokens" not in driver.done("new").counts
+
+
+def test_a_prompt_does_not_move_the_rate_of_its_row():
+    """No draft of it is compared with the first token."""
+    driver = driver_of("fabricated", draft_tokens=3, max_num_seqs=1)
+    driver.ask("one", PROMPTS[0], max_tokens=1)
+    driver.run()
+    assert driver.runner._state.drafts is not None
+    assert driver.runner._state.drafts.columns.rate[0] == START_RATE
+
+
+@pytest.mark.parametrize(
+    ("edits", "processors", "kernel"), [(None, False, True), ("some", False, False), (None, True, False)]
+)
+def test_the_kernel_samples_rows_without_edits_and_processors(
+    edits: Any, processors: bool, kernel: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """At all positions of their drafts; it knows nothing of edits and processors."""
+    calls: list[Mapping[str, Any]] = []
+    state = new_state([Row(limit=9, length=5) for _ in range(ROWS)])
+    assert state.drafts is not None
+    monkeypatch.setattr(phases, "runs_kernel", lambda logits: True)
+    monkeypatch.setattr(phases, "fused_sample", lambda *given, **named: calls.append(named))
+    monkeypatch.setattr(phases, "sample_drafted", lambda logits, *others: torch.full((logits.shape[0],), 3))
+    sampled_RJ = torch.zeros(2, 4, dtype=torch.int64)
+    flags: Any = SimpleNamespace(processors=processors)
+    sample_positions(state, torch.zeros(8, 11), torch.tensor([0, 2]), flags, edits, (), sampled_RJ)
+    assert bool(sampled_RJ.eq(3).all()) is not kernel
+    assert len(calls) == kernel
+    for named in calls:
+        assert named["by_row"]
+        assert named["drafts_NK"] is state.drafts.drafts
+        assert named["out_R"].data_ptr() == sampled_RJ.data_ptr()
+        assert named["out_R"].shape == (8,)
 
 
 def test_more_is_foreseen_than_a_row_has_room_for():
@@ -262,6 +309,15 @@ def test_drafts_without_weights_are_made_when_none_are_wanted():
     cut.run()
     assert all(contexts)
     assert len(contexts) > 3
+
+
+def test_drafts_without_weights_beside_a_part_of_a_prompt_alone():
+    """The step samples no row, so it makes no drafts."""
+    given = {"drafter": "ngram", "drafter_args": {"fewest": 1}, "max_num_batched_tokens": 3}
+    cut = Pipelined(2, msgspec.structs.replace(OPTIONS, **given))
+    cut.driver.ask("one", [5, 6, 7] * 5, max_tokens=4)
+    cut.run()
+    assert len(cut.driver.tokens("one")) == 4
 
 
 def test_the_message_of_a_failed_step_changes_no_row():
