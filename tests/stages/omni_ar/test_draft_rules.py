@@ -336,6 +336,7 @@ def test_the_message_of_a_failed_step_changes_no_row():
     for one, other in zip(before, after, strict=True):
         assert torch.equal(one[:ROWS], other[:ROWS])
     assert not state.drafts.fields[ROWS].any(), "nor does the null row verify drafts"
+    assert not state.columns.active[ROWS], "nor does it become a row that runs"
 
 
 class WithExperts(SmallText):
