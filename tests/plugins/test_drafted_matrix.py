@@ -10,6 +10,7 @@ from tests.plugins.cut_stages import CutStages
 from tests.plugins.matrix import PLAYED, Cell, Family, covering
 from tests.plugins.matrix_families import FAMILIES, family_in
 from tests.plugins.matrix_run import run_cell
+from tests.plugins.speaking_heads import write_eagle3
 from tests.support.tiers import SLOW, chosen, few
 from tests.support.tiny_drafters import add_mtp_once, drafting_head, drafting_model
 
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.thorough
 
 DRAFTERS = ("fabricated", "ngram", "draft_model")
 HEADS = ("eagle3", "mtp")
-"""Over the hidden states of the text family. Their weights are random, so nearly all that they draft is rolled back;
-tests/stages/omni_ar/test_simulated_heads.py has those that learned."""
+"""Over the hidden states of the text family, and `eagle3` over those of a thinker. Their weights are random, so nearly all that
+they draft is rolled back; tests/stages/omni_ar/test_simulated_heads.py has those that learned."""
 
 UNDRAFTED = {"JSON schema", "JSON schema, penalty, logprobs", "host processor", "all together"}
 """The sets with logits processors or grammars: such rows have no drafts."""
@@ -43,7 +44,8 @@ def settings(family: Family, drafter: str, cell: Cell) -> dict[str, object]:
     if drafter == "draft_model":
         args[drafter] = {"model": str(drafting_model(family.folder, family.folder.parent))}
     if drafter == "eagle3":
-        args[drafter] = drafting_head(family.folder, family.folder.parent)
+        write = write_eagle3 if family.writer == "thinker" else drafting_head
+        args[drafter] = write(family.folder, family.folder.parent)
     if drafter == "mtp":
         args[drafter] = {}
     adaptive = cell.seed % 3 > 0
@@ -66,6 +68,7 @@ CELLS = covering(PLAYED)
         (
             *((name, drafter, cell) for name in FAMILIES for drafter in DRAFTERS for cell in CELLS),
             *(("text", head, cell) for head in HEADS for cell in CELLS),
+            *(("qwen3_omni", "eagle3", cell) for cell in CELLS),
         ),
     ),
     ids=str,

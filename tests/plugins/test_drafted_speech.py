@@ -5,8 +5,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from omni import Omni, Result, SamplingParams
+from tests.plugins.speaking_heads import DRAFTED, write_eagle3, write_mtp
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_drafters import drafting_model
@@ -22,16 +24,21 @@ DRAFTERS: Mapping[str, Mapping[str, object]] = {
     "draft_model": {"drafter": "draft_model", "draft_tokens": 3, "adaptive_drafts": False},
     "fabricated": {"drafter": "fabricated", "draft_tokens": 4, "drafter_args": {"rate": 0.7}},
     "ngram": {"drafter": "ngram", "draft_tokens": 3, "drafter_args": {"fewest": 1}, "adaptive_drafts": False},
+    "eagle3": {"drafter": "eagle3", "draft_tokens": 3, "adaptive_drafts": False},
+    "mtp": {"drafter": "mtp", "draft_tokens": 2, "adaptive_drafts": False},
 }
+HEADS = ("eagle3", "mtp")
 PRESSURE: Mapping[str, Mapping[str, object]] = {
     "calm": {},
     "ahead, chunked": {"max_in_flight": 5, "max_num_batched_tokens": 40, "max_num_seqs": 2},
 }
 
 
-def spoken(omni: Omni, text: str) -> list[Result]:
+def spoken(omni: Omni, text: str, ids: tuple[int, ...] | None) -> list[Result]:
+    """ids: of the text; None for all."""
     sampling = {stage: SamplingParams(seed=7) for stage in omni.pipeline.sampling_stages}
-    sampling |= {"thinker": TEXT[text], "talker": SamplingParams(seed=7, max_tokens=25)}
+    thinker = replace(TEXT[text], allowed_token_ids=ids)
+    sampling |= {"thinker": thinker, "talker": SamplingParams(seed=7, max_tokens=25)}
     results = omni.generate(QUESTIONS, sampling=sampling, stream=False)
     assert isinstance(results, list)
     return results
@@ -43,30 +50,37 @@ def opened(folder: Path, settings: Mapping[str, object]) -> Omni:
 
 
 @cache
-def plain(family: str, text: str) -> list[Result]:
+def plain(family: str, text: str, ids: tuple[int, ...] | None) -> list[Result]:
     with opened(FOLDERS[family](), {}) as omni:
-        return spoken(omni, text)
+        return spoken(omni, text, ids)
 
 
 CASES = [
     ("qwen3_omni", "fabricated", "drawn", "ahead, chunked"),
-    ("qwen2_5_omni", "fabricated", "greedy", "calm"),
-    ("qwen3_omni", "draft_model", "greedy", "ahead, chunked"),
+    ("qwen3_omni", "eagle3", "drawn", "ahead, chunked"),
+    ("qwen3_omni", "mtp", "drawn", "calm"),
+    ("qwen2_5_omni", "eagle3", "greedy", "calm"),
+    ("qwen2_5_omni", "mtp", "drawn", "ahead, chunked"),
 ]
 ALL = [(family, drafter, text, way) for family in FOLDERS for drafter in DRAFTERS for text in TEXT for way in PRESSURE]
 
 
-@pytest.mark.parametrize(("family", "drafter", "text", "pressure"), few(1, dict.fromkeys([*CASES, *ALL]), SLOW))
+@pytest.mark.parametrize(("family", "drafter", "text", "pressure"), few(5, dict.fromkeys([*CASES, *ALL]), SLOW))
 def test_speech_is_that_without_drafts(family: str, drafter: str, text: str, pressure: str, tmp_path: Path) -> None:
-    settings = {**DRAFTERS[drafter], **PRESSURE[pressure]}
+    folder, settings = FOLDERS[family](), {**DRAFTERS[drafter], **PRESSURE[pressure]}
+    wanted_ids = DRAFTED if drafter in HEADS else None
     if drafter == "draft_model":
-        settings["drafter_args"] = {"model": str(drafting_model(FOLDERS[family](), tmp_path))}
-    with opened(FOLDERS[family](), settings) as omni:
-        # The second time the future is known.
-        answers = [spoken(omni, text) for _ in range(2)]
+        settings["drafter_args"] = {"model": str(drafting_model(folder, tmp_path))}
+    if drafter == "eagle3":
+        settings["drafter_args"] = write_eagle3(folder, tmp_path)
+    if drafter == "mtp":
+        folder = write_mtp(folder, tmp_path)
+    with opened(folder, settings) as omni:
+        # The second time the future is known, and blocks of the prompts are cached.
+        answers = [spoken(omni, text, wanted_ids) for _ in range(2)]
         counters = omni.counters()["thinker"]
     for results in answers:
-        for got, wanted in zip(results, plain(family, text), strict=True):
+        for got, wanted in zip(results, plain(family, text, wanted_ids), strict=True):
             assert got.text == wanted.text
             assert got.audio is not None
             assert wanted.audio is not None
@@ -75,3 +89,5 @@ def test_speech_is_that_without_drafts(family: str, drafter: str, text: str, pre
     assert counters["drafted_tokens"] > 0
     if drafter == "fabricated":
         assert counters["accepted_drafts"] > 20
+    if drafter in HEADS:
+        assert 5 < counters["accepted_drafts"] < counters["drafted_tokens"]

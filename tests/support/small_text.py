@@ -38,6 +38,8 @@ class SmallLayers(nn.Module):
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         x_TD = x_TD + self.places[batch.positions_PT[0]]
         for layer in range(LAYERS):
+            if batch.layers is not None:
+                batch.layers.store(layer, x_TD)
             q_THW = (x_TD @ self.queries[layer].T).unflatten(1, (HEADS, HEAD))
             k_TKW = (x_TD @ self.keys[layer].T).unflatten(1, (KV_HEADS, HEAD))
             v_TKW = (x_TD @ self.values[layer].T).unflatten(1, (KV_HEADS, HEAD))
@@ -47,6 +49,8 @@ class SmallLayers(nn.Module):
             x_TD = x_TD + torch.tanh(x_TD @ self.feeds[layer].T)
         if batch.payload is not None:
             batch.payload.store(x_TD)
+        if batch.layers is not None:
+            batch.layers.store(LAYERS, x_TD)
         return x_TD
 
     def whole(self, x_TD: Tensor) -> Tensor:

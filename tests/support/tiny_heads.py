@@ -150,13 +150,18 @@ def eagle3_head(
     return TinyHead(config, weights)
 
 
-def add_mtp(folder: Path, seed: int = 0, *, dense: bool = True, prefix: str = "mtp.") -> Weights:
-    """Adds a head for multi-token prediction to a checkpoint of `write_stage`; returns its weights, without the prefix."""
-    config = json.loads((folder / "config.json").read_text())
+def mtp_head(config: Mapping[str, Any], seed: int = 0, *, dense: bool = True, biases: bool = False) -> Weights:
+    """A head for multi-token prediction. config: the stage's part of a config.json. biases: whether its attention has those of
+    Qwen2, and not the norms of Qwen3."""
     width = config["hidden_size"]
     layer = _norm_shapes(width, "input_layernorm", "post_attention_layernorm")
-    layer |= _norm_shapes(config["head_dim"], "self_attn.q_norm", "self_attn.k_norm")
-    layer |= _attention_shapes(config, width)
+    attention = _attention_shapes(config, width)
+    layer |= attention
+    if biases:
+        projections = {name: shape for name, shape in attention.items() if "o_proj" not in name}
+        layer |= {name.replace("weight", "bias"): shape[:1] for name, shape in projections.items()}
+    else:
+        layer |= _norm_shapes(config["head_dim"], "self_attn.q_norm", "self_attn.k_norm")
     if dense:
         layer |= _mlp_shapes(width, config["intermediate_size"])
     else:
@@ -165,7 +170,12 @@ def add_mtp(folder: Path, seed: int = 0, *, dense: bool = True, prefix: str = "m
             layer |= _mlp_shapes(width, config["moe_intermediate_size"], f"mlp.experts.{expert}")
     shapes = {f"layers.0.{name}": shape for name, shape in layer.items()} | {"fc.weight": (width, 2 * width)}
     shapes |= _norm_shapes(width, "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-    weights = _matrices(torch.Generator().manual_seed(seed), shapes)
+    return _matrices(torch.Generator().manual_seed(seed), shapes)
+
+
+def add_mtp(folder: Path, seed: int = 0, *, dense: bool = True, prefix: str = "mtp.") -> Weights:
+    """Adds a head for multi-token prediction to a checkpoint of `write_stage`; returns its weights, without the prefix."""
+    weights = mtp_head(json.loads((folder / "config.json").read_text()), seed, dense=dense)
     file = folder / "model.safetensors"
     save_file(load_file(file) | {prefix + name: each for name, each in weights.items()}, file, {"format": "pt"})
     return weights

@@ -1,16 +1,12 @@
 """A whole model as a drafter: usually a smaller one of the same vocabulary."""
 
-from typing import Any
-
-import msgspec
 from torch import Tensor
 
 from omni.checkpoint import Checkpoint
-from omni.checkpoint.json_file import MAX_TABLE_BYTES, read_as
-from omni.checkpoint.regular_file import is_file
 from omni.errors import ConfigError
 from omni_ar.drafters.base import CacheShape, DraftSetup
 from omni_ar.drafters.model import DraftModel, ModelDrafter
+from omni_ar.drafters.vocabulary import check_tables
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens
 
 
@@ -57,36 +53,8 @@ def model_drafter(model: ArModel, checkpoint: Checkpoint, setup: DraftSetup) -> 
 
 
 def _check_vocabulary(field: str, checkpoint: Checkpoint, vocab_size: int, setup: DraftSetup) -> None:
-    """Sizes of one family may pad the same vocabulary differently, so the tokenizers' vocabularies are compared if there are
-    any."""
-    stage, remedy = setup.context.stage.name, "use a model with the stage's vocabulary"
-    own, theirs = (_vocabulary(each) for each in (setup.context.checkpoint, checkpoint))
-    if own is None or theirs is None:
-        if vocab_size != setup.vocab_size:
-            problem = f"{checkpoint.path} has {vocab_size:,} token ids, and stage {stage!r} has {setup.vocab_size:,}"
-            raise ConfigError(field, problem, remedy)
-        return
-    if own != theirs:
-        token = min(token for token in own.keys() | theirs.keys() if own.get(token) != theirs.get(token))
-        ids = " and ".join("no id" if given is None else f"id {given}" for given in (theirs.get(token), own.get(token)))
-        problem = f"the tokenizer of {checkpoint.path} differs from that of stage {stage!r}: {token!r} has {ids}"
-        raise ConfigError(field, problem, remedy)
-
-
-class _Model(msgspec.Struct):
-    vocab: Any = None
-
-
-class _Tokenizer(msgspec.Struct):
-    """The part of tokenizer.json that is compared; published ones have hundreds of thousands of values."""
-
-    model: _Model = msgspec.field(default_factory=_Model)
-
-
-def _vocabulary(checkpoint: Checkpoint) -> dict[str, int] | None:
-    """The ids of the tokenizer's tokens, those that were added to it left out; None if no file has a table of them."""
-    whole, table = checkpoint.path / "tokenizer.json", checkpoint.path / "vocab.json"
-    if is_file(whole):
-        vocabulary = read_as(whole, _Tokenizer, MAX_TABLE_BYTES).model.vocab
-        return vocabulary if isinstance(vocabulary, dict) else None
-    return read_as(table, dict[str, int], MAX_TABLE_BYTES) if is_file(table) else None
+    """Without tables of ids, their numbers are compared."""
+    if not check_tables(field, checkpoint, setup) and vocab_size != setup.vocab_size:
+        stage = setup.context.stage.name
+        problem = f"{checkpoint.path} has {vocab_size:,} token ids, and stage {stage!r} has {setup.vocab_size:,}"
+        raise ConfigError(field, problem, "use a model with the stage's vocabulary")

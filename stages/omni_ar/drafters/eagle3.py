@@ -21,6 +21,7 @@ from omni_ar.drafters.base import CacheShape, DraftSetup, FeatureShape
 from omni_ar.drafters.heads import StageVocabulary, errors_of
 from omni_ar.drafters.model import DraftModel, ModelDrafter
 from omni_ar.drafters.pickled import head_checkpoint
+from omni_ar.drafters.vocabulary import check_tables, table_of
 from omni_ar.layers import (
     Attention,
     DecoderConfig,
@@ -59,7 +60,7 @@ class Eagle3Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """vocab_size: of the stage that the head was trained for. draft_size: V. target_width: of the stage's hidden states.
+    """vocab_size: of the model that the head was trained for. draft_size: V. target_width: of the stage's hidden states.
     norm_before_residual: whether the residual stream begins after the norm of the features."""
 
     decoder: DecoderConfig
@@ -140,7 +141,11 @@ class Eagle3Head(DraftModel):
     def forward(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
         """Before the final norm: the features of an entry whose token is a draft."""
         assert features_TH is not None
-        embedded_TD = self.embed_tokens(ids_T) if self.embed_tokens is not None else self._vocabulary.embed(ids_T)
+        if self.embed_tokens is not None:
+            # The stage may pad the vocabulary further than the head, and a request may have any of its ids.
+            embedded_TD = self.embed_tokens(ids_T.clamp(max=self.embed_tokens.num_embeddings - 1))
+        else:
+            embedded_TD = self._vocabulary.embed(ids_T)
         cos, sin = self.rotary(batch.positions_PT, features_TH.dtype)
         hidden_TD: Tensor = self.midlayer(
             embedded_TD, features_TH, cos, sin, batch.cache, batch.attention, batch.backend
@@ -150,6 +155,9 @@ class Eagle3Head(DraftModel):
     def propose(self, hidden_RD: Tensor) -> Tensor:
         normed_RD = self.norm(hidden_RD)
         logits_RV = self.lm_head(normed_RD) if self.lm_head is not None else self._vocabulary.logits(normed_RD)
+        if self.targets_V is None:
+            # Ids after those of the stage pad the vocabulary.
+            logits_RV = logits_RV[:, : self._vocabulary.size]
         ids_R: Tensor = logits_RV.argmax(1)
         return ids_R if self.targets_V is None else self.targets_V[ids_R]
 
@@ -172,8 +180,9 @@ def load_head(args: Eagle3Args, setup: DraftSetup) -> Eagle3Head:
     with errors_of(f"{field}.model"), head_checkpoint(args.model, weights=not dummy) as checkpoint:
         config = read_config(checkpoint.config)
         layers = args.layers if args.layers is not None else _layers(checkpoint.config, num_layers)
-        own = _OwnWeights.random(config, setup) if dummy else _OwnWeights.of(checkpoint, config)
-        _check_fits(config, own, setup, f"{field}.model")
+        _check_vocabulary(checkpoint, config, setup, f"{field}.model")
+        own = _OwnWeights.random(config, setup) if dummy else _OwnWeights.of(checkpoint, config, setup.vocab_size)
+        _check_width(config, own, setup, f"{field}.model")
         if args.layers is not None and not dummy:
             _check_count(args.layers, checkpoint, config, f"{field}.layers")
         factory: Factory = {"device": context.device.torch_device, "dtype": context.dtype}
@@ -280,15 +289,28 @@ def _check_layers(layers: tuple[int, ...], num_layers: int, field: str) -> None:
         raise CheckpointError(field, problem, remedy)
 
 
-def _check_fits(config: HeadConfig, own: "_OwnWeights", setup: DraftSetup, field: str) -> None:
-    """Raises ConfigError if vocabulary or width differ from the stage."""
-    shape, remedy = (
-        setup.model.shape,
-        f"use a head that was trained for the model of stage {setup.context.stage.name!r}",
-    )
-    if config.vocab_size != setup.vocab_size:
-        problem = f"has a vocabulary of {config.vocab_size:,} ids, and the stage one of {setup.vocab_size:,}"
-        raise ConfigError(field, problem, remedy)
+def _check_vocabulary(checkpoint: Checkpoint, config: HeadConfig, setup: DraftSetup, field: str) -> None:
+    """Raises ConfigError for other ids than the stage's. Heads are mostly published without a tokenizer: then a smaller vocabulary
+    fits if it has all ids of the stage's tokenizer, since the stage has further ones as padding only."""
+    if check_tables(field, checkpoint, setup) or config.vocab_size == setup.vocab_size:
+        return
+    table = table_of(setup.context.checkpoint)
+    problem = f"has a vocabulary of {config.vocab_size:,} ids, and the stage one of {setup.vocab_size:,}"
+    if config.vocab_size < setup.vocab_size and table:
+        highest = max(table.values())
+        if highest < config.vocab_size:
+            return
+        problem += f", of which its tokenizer has those up to {highest:,}"
+    raise ConfigError(field, problem, _trained_for(setup))
+
+
+def _trained_for(setup: DraftSetup) -> str:
+    return f"use a head that was trained for the model of stage {setup.context.stage.name!r}"
+
+
+def _check_width(config: HeadConfig, own: "_OwnWeights", setup: DraftSetup, field: str) -> None:
+    """Raises ConfigError for another width than the stage's."""
+    shape, remedy = setup.model.shape, _trained_for(setup)
     if config.target_width != shape.hidden_width:
         problem = (
             f"reads hidden states of width {config.target_width:,}, and those of the stage have {shape.hidden_width:,}"
@@ -328,9 +350,9 @@ class _OwnWeights:
         return cls(embedding=config.decoder.width != (shape.input_width or shape.hidden_width), output=True)
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, config: HeadConfig) -> "_OwnWeights":
-        """Raises CheckpointError for weights that no head of one layer has, for quantized ones, and for ids that cannot be the
-        stage's."""
+    def of(cls, checkpoint: Checkpoint, config: HeadConfig, stage_size: int) -> "_OwnWeights":
+        """stage_size: number of the stage's ids. Raises CheckpointError for weights that no head of one layer has, for quantized
+        ones, and for ids that cannot be the stage's."""
         published = {name.removeprefix(_MODEL): name for name in checkpoint.names()}
         for local, name in published.items():
             if local not in _TABLES and not local.startswith(tuple(_PLACES)):
@@ -346,21 +368,22 @@ class _OwnWeights:
                 problem = f"is missing, and the head has {config.draft_size:,} of {config.vocab_size:,} ids"
                 raise CheckpointError(local, problem, RESTORE_FILE)
         tied = embedding and not output and bool(checkpoint.config.get("tie_word_embeddings"))
-        targets_V = _targets(checkpoint, published[_TARGETS], config) if _TARGETS in published else None
+        targets_V = _targets(checkpoint, published[_TARGETS], config, stage_size) if _TARGETS in published else None
         return cls(embedding=embedding, output=output or tied, tied=tied, targets_V=targets_V)
 
 
-def _targets(checkpoint: Checkpoint, name: str, config: HeadConfig) -> Tensor:
+def _targets(checkpoint: Checkpoint, name: str, config: HeadConfig, stage_size: int) -> Tensor:
     offsets_V = checkpoint.tensor(name)
     whole = not offsets_V.is_floating_point() and offsets_V.dtype != torch.bool
     if tuple(offsets_V.shape) != (config.draft_size,) or not whole:
         problem = f"is {list(offsets_V.shape)} of {offsets_V.dtype}, not {config.draft_size} whole numbers"
         raise CheckpointError(name, problem, RESTORE_FILE)
     targets_V = offsets_V.long() + torch.arange(config.draft_size, device="cpu")
-    wrong_V = (targets_V < 0) | (targets_V >= config.vocab_size)
+    most = min(config.vocab_size, stage_size)
+    wrong_V = (targets_V < 0) | (targets_V >= most)
     if wrong_V.any():
         first = int(wrong_V.nonzero()[0])
-        problem = f"maps id {first} to {int(targets_V[first])}, out of range, 0 to {config.vocab_size - 1}"
+        problem = f"maps id {first} to {int(targets_V[first])}, out of range, 0 to {most - 1}"
         raise CheckpointError(name, problem, RESTORE_FILE)
     return targets_V
 

@@ -18,6 +18,10 @@ class StageVocabulary:
     def __init__(self, model: ArModel) -> None:
         self._model = model
 
+    @property
+    def size(self) -> int:
+        return self._model.shape.vocab_size
+
     def embed(self, ids_T: Tensor) -> Tensor:
         """`[T, D]` of int64 ids."""
         count = ids_T.shape[0]

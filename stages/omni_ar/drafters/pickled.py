@@ -13,6 +13,7 @@ from torch import Tensor
 from omni.checkpoint import Checkpoint, resolve
 from omni.checkpoint.regular_file import is_file, open_file
 from omni.errors import CheckpointError
+from omni_ar.drafters.vocabulary import TABLE, WHOLE
 
 _PICKLED = "pytorch_model.bin"
 
@@ -30,7 +31,9 @@ def head_checkpoint(model: str, *, weights: bool = True) -> Iterator[Checkpoint]
         yield checkpoint
         return
     with TemporaryDirectory(prefix="omni-head-") as copy:
-        shutil.copyfile(folder / "config.json", Path(copy, "config.json"))
+        for name in ("config.json", WHOLE, TABLE):
+            if is_file(folder / name):
+                shutil.copyfile(folder / name, Path(copy, name))
         save_file(_unpickled(folder / _PICKLED), Path(copy, "model.safetensors"))
         yield Checkpoint(copy)
 

@@ -91,7 +91,7 @@ class StepPacker:
     def _draft_blocks(self, plan: StepPlan) -> int:
         """`StepLaunch.draft_blocks`. A drafter with weights runs only if some rows are likely to verify its drafts."""
         limits, ends = self._limits, [chunk for chunk in plan.chunks if chunk.last]
-        wanted = plan.drafts or any(request.wanted_drafts for request in plan.decodes)
+        wanted = any(request.wanted_drafts for request in plan.decodes)
         if isinstance(self._drafter, PagedDrafter) and not wanted and all(each.request.undrafted for each in ends):
             return 0
         lengths = [request.num_computed_tokens + 1 + plan.drafts for request in plan.decodes]

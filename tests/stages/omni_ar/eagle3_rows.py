@@ -23,6 +23,9 @@ def rows_of(stage: Path, head: TinyHead, setup: DraftSetup, drafter: Eagle3Draft
     output_VD = head.weights.get("lm_head.weight")
     if output_VD is None:
         output_VD = embedding_VD if head.config["tie_word_embeddings"] else weights["lm_head.weight"]
+    # Ids that pad the stage's vocabulary further than the head's.
+    further = max(setup.vocab_size - embedding_VD.shape[0], 0)
+    embedding_VD = torch.cat((embedding_VD, embedding_VD[-1:].expand(further, -1)))
     reference = Eagle3Reference(head, embedding_VD, output_VD)
     width = head.weights["fc.weight"].shape[1]
     return HeadRows(drafter, reference, vocab=setup.vocab_size, width=width, drafts=setup.drafts, seed=seed)

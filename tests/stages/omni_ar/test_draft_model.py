@@ -81,6 +81,7 @@ TABLES: dict[str, dict[str, object]] = {
 NO_TABLES: dict[str, dict[str, object]] = {
     "none": {},
     "a list": {"tokenizer.json": {"model": {"vocab": [["a", -1.0], ["b", -2.0]]}}},
+    "no ids": {"tokenizer.json": {"model": {"vocab": {"a": "0", "b": "1"}}}},
     "no model": {"tokenizer.json": {"version": "1.0"}, "vocab.json": {"c": 0}},
     "no vocabulary": {"tokenizer.json": {"model": {"type": "BPE"}}},
 }

@@ -17,12 +17,13 @@ from omni_ar.drafters import Drafter, DraftRequest, DraftRows, ModelDrafter
 from omni_ar.drafters import fabricated as fabricated_file
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.fabricated import FabricatedDrafter
-from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, RATE_ONE, DraftFields
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, RATE_ONE, START_RATE, DraftFields
 from omni_ar.kernels.step.drafts import prepare_drafts
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
+from omni_ar.run import phases
 from omni_ar.run.limits import Limits
-from omni_ar.run.phases import keep_chunk_features
+from omni_ar.run.phases import keep_chunk_features, sample_positions
 from omni_ar.run.pipeline import TokenMessage, accept_received, void_tokens
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.state import allocate_rows, allocate_step_buffers
@@ -30,7 +31,7 @@ from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, draft_setup, driver_of
 from tests.stages.omni_ar.test_accept import DRAFTS, ROWS, Row, new_state
 from tests.stages.omni_ar.test_not_finite import ANSWERS, AT, NAN, PROMPT, Spoilt
-from tests.stages.omni_ar.test_pipeline import OPTIONS, Pipelined
+from tests.stages.omni_ar.test_pipeline import OPTIONS, Pipelined, processors
 from tests.support.ar_driver import ArDriver
 from tests.support.small_text import NothingTwice, SmallText
 
@@ -110,6 +111,52 @@ class Foreseeing(FabricatedDrafter):
         return [3] * 1000
 
 
+def test_a_row_has_no_text_of_a_longer_one_that_starts_with_it():
+    """Its own future is unknown, so that it has no drafts."""
+    driver = driver_of("fabricated", draft_tokens=3, adaptive_drafts=False, prefix_cache=False)
+    driver.ask("known", PROMPTS[0], max_tokens=40)
+    driver.run()
+    driver.ask("again", PROMPTS[0], max_tokens=40)
+    driver.ask("new", PROMPTS[4], max_tokens=20)
+    driver.run()
+    assert driver.done("again").counts["accepted_drafts"] > 20
+    assert "drafted_tokens" not in driver.done("new").counts
+
+
+def test_a_prompt_does_not_move_the_rate_of_its_row():
+    """No draft of it is compared with the first token."""
+    driver = driver_of("fabricated", draft_tokens=3, max_num_seqs=1)
+    driver.ask("one", PROMPTS[0], max_tokens=1)
+    driver.run()
+    assert driver.runner._state.drafts is not None
+    assert driver.runner._state.drafts.columns.rate[0] == START_RATE
+
+
+@pytest.mark.parametrize(
+    ("edits", "processors", "kernel"), [(None, False, True), ("some", False, False), (None, True, False)]
+)
+def test_the_kernel_samples_rows_without_edits_and_processors(
+    edits: Any, processors: bool, kernel: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """At all positions of their drafts; it knows nothing of edits and processors."""
+    calls: list[Mapping[str, Any]] = []
+    state = new_state([Row(limit=9, length=5) for _ in range(ROWS)])
+    assert state.drafts is not None
+    monkeypatch.setattr(phases, "runs_kernel", lambda logits: True)
+    monkeypatch.setattr(phases, "fused_sample", lambda *given, **named: calls.append(named))
+    monkeypatch.setattr(phases, "sample_drafted", lambda logits, *others: torch.full((logits.shape[0],), 3))
+    sampled_RJ = torch.zeros(2, 4, dtype=torch.int64)
+    flags: Any = SimpleNamespace(processors=processors)
+    sample_positions(state, torch.zeros(8, 11), torch.tensor([0, 2]), flags, edits, (), sampled_RJ)
+    assert bool(sampled_RJ.eq(3).all()) is not kernel
+    assert len(calls) == kernel
+    for named in calls:
+        assert named["by_row"]
+        assert named["drafts_NK"] is state.drafts.drafts
+        assert named["out_R"].data_ptr() == sampled_RJ.data_ptr()
+        assert named["out_R"].shape == (8,)
+
+
 def test_more_is_foreseen_than_a_row_has_room_for():
     drafter = Foreseeing({}, draft_setup(MODEL, 3))
     assert answers(driver_of("fabricated", made=drafter)) == answers(driver_of())
@@ -135,13 +182,21 @@ def test_a_row_that_verifies_no_drafts_has_none_made():
     assert not any(plan.drafts for plan in plans)
 
 
-def test_a_row_with_a_host_processor_verifies_no_drafts_beside_others():
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_row_with_a_processor_verifies_no_drafts_beside_others(where: str):
     """Though its text repeats."""
-    driver = driver_of("ngram", LateDevice(3), draft_tokens=3, adaptive_drafts=False, drafter_args={"fewest": 1})
-    driver.ask("ruled", PROMPTS[3], max_tokens=20, rules=HostRules(host_processors=(NothingTwice(11, 1),)))
-    answers(driver, PROMPTS[:1], max_tokens=40)
-    assert "drafted_tokens" not in driver.done("ruled").counts
-    assert driver.counter("drafted_tokens") > 10
+    plain, drafted = (
+        ArDriver(MODEL, LateDevice(3), options, processors=processors(11))
+        for options in (ArOptions(max_num_seqs=2), msgspec.structs.replace(FEW, drafter_args={"fewest": 1}))
+    )
+    for driver in (plain, drafted):
+        rules = HostRules(host_processors=(NothingTwice(11, 1),) if where == "host" else ())
+        named = {"favour": {"bias": 5.0}} if where == "device" else {}
+        driver.ask("ruled", PROMPTS[3], max_tokens=20, rules=rules, processors=named)
+        answers(driver, PROMPTS[:1], max_tokens=40)
+    assert drafted.tokens("ruled") == plain.tokens("ruled")
+    assert "drafted_tokens" not in drafted.done("ruled").counts
+    assert drafted.counter("drafted_tokens") > 10
 
 
 def test_the_edits_of_a_row_behind_others_reach_its_first_position():
@@ -256,6 +311,15 @@ def test_drafts_without_weights_are_made_when_none_are_wanted():
     assert len(contexts) > 3
 
 
+def test_drafts_without_weights_beside_a_part_of_a_prompt_alone():
+    """The step samples no row, so it makes no drafts."""
+    given = {"drafter": "ngram", "drafter_args": {"fewest": 1}, "max_num_batched_tokens": 3}
+    cut = Pipelined(2, msgspec.structs.replace(OPTIONS, **given))
+    cut.driver.ask("one", [5, 6, 7] * 5, max_tokens=4)
+    cut.run()
+    assert len(cut.driver.tokens("one")) == 4
+
+
 def test_the_message_of_a_failed_step_changes_no_row():
     state = new_state([Row(limit=9, length=5) for _ in range(ROWS)])
     assert state.drafts is not None
@@ -272,6 +336,7 @@ def test_the_message_of_a_failed_step_changes_no_row():
     for one, other in zip(before, after, strict=True):
         assert torch.equal(one[:ROWS], other[:ROWS])
     assert not state.drafts.fields[ROWS].any(), "nor does the null row verify drafts"
+    assert not state.columns.active[ROWS], "nor does it become a row that runs"
 
 
 class WithExperts(SmallText):

@@ -1,18 +1,19 @@
 """Drafts that are made at the end of a step, at the rank with the last layers: their launches."""
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import msgspec
 import pytest
+from torch import Tensor
 
-from omni_ar.drafters import DraftRows
+from omni_ar.drafters import DraftRows, ModelDrafter
+from omni_ar.drafters.model import _Entries
 from omni_ar.drafters.ngram import NgramDrafter
 from omni_ar.run.drafting import Drafting
 from omni_ar.run.late_drafts import LateDrafts
 from omni_ar.run.step import StepContext
-from tests.stages.omni_ar.test_pipeline import OPTIONS, PROMPTS, TOKENS, Pipelined, whole
+from tests.stages.omni_ar.test_pipeline import OPTIONS, PROMPTS, TOKENS, Pipelined, processors, whole
 from tests.support.ar_driver import ArDriver
 from tests.support.deep_models import VOCABULARY, Deep, filled
 from tests.support.tiers import SLOW, few
@@ -36,13 +37,20 @@ def test_decode_steps_replay_captured_drafts(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Drafting, "late", counted)
     monkeypatch.setattr(LateDrafts, "launch", listed)
-    cut = Pipelined(2, msgspec.structs.replace(DRAFTED, graph_batch_sizes=(2, 4)), captured=True)
-    assert made == [4, 2], "the sizes that are captured"
-    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
-    cut.run()
+    counts: list[dict[str, int]] = []
+    for is_captured in (False, True):
+        made.clear()
+        contexts.clear()
+        cut = Pipelined(2, msgspec.structs.replace(DRAFTED, graph_batch_sizes=(2, 4)), captured=is_captured)
+        assert made == ([4, 2] if is_captured else []), "the sizes that are captured"
+        cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+        cut.run()
+        counts.append({name: n for name, n in cut.driver.worker.counters().items() if "draft" in name})
     captured = [context for context in contexts if context.padded is not None]
     assert len(captured) > 5
     assert len(made) - 2 == len(contexts) - len(captured)
+    assert counts[0] == counts[1]
+    assert counts[0]["accepted_drafts"] > 20
 
 
 def test_other_pages_drop_the_captured_drafts() -> None:
@@ -58,18 +66,18 @@ def test_other_pages_drop_the_captured_drafts() -> None:
 
 def test_without_a_wish_for_drafts_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a drafter with weights, whose passes take time."""
-    contexts, launch = list[StepContext](), LateDrafts.launch
+    made, launch = list[bool](), LateDrafts.launch
 
     def listed(self: LateDrafts, context: StepContext, cache: Any) -> bool:
-        contexts.append(replace(context))
-        return launch(self, context, cache)
+        made.append(launch(self, context, cache))
+        assert made[-1] == bool(context.draft_blocks)
+        return made[-1]
 
     monkeypatch.setattr(LateDrafts, "launch", listed)
     wrong = msgspec.structs.replace(DRAFTED, drafter_args={"noise": 50.0}, adaptive_drafts=True)
     cut = Pipelined(2, wrong)
     cut.driver.ask_all(PROMPTS[:1], max_tokens=60)
     cut.run()
-    made = [bool(context.draft_blocks) for context in contexts]
     assert made[:2] == [True, True]
     assert not any(made[-30:])
     assert cut.driver.counter("drafted_tokens") < 60
@@ -93,6 +101,41 @@ def test_rows_beside_a_part_of_a_prompt_get_drafts(monkeypatch: pytest.MonkeyPat
     beside = [drafts for count, proposes, drafts in made if count and not proposes]
     assert len(beside) > 3
     assert all(beside)
+
+
+def test_rows_that_want_drafts_get_them_beside_one_that_has_none() -> None:
+    """And beside the end of its prompt."""
+    counts: list[dict[str, int]] = []
+    for others in (0, 3):
+        right = msgspec.structs.replace(DRAFTED, drafter_args={"noise": 0.0}, max_in_flight=1)
+        cut = Pipelined(2, right, processors=processors())
+        cut.driver.ask("free", PROMPTS[1], max_tokens=30)
+        for number in range(others):
+            named = {"favour": {"bias": 0.3}}
+            cut.driver.ask(f"ruled {number}", PROMPTS[1], max_tokens=30, processors=named)
+        cut.run()
+        counts.append({name: n for name, n in cut.driver.done("free").counts.items() if "draft" in name})
+    assert counts[0] == counts[1]
+    assert counts[0]["accepted_drafts"] == counts[0]["drafted_tokens"] > 15
+
+
+def test_drafts_have_the_blocks_that_they_attend_to_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block has one token, and all drafts are right, so that the bounds are met."""
+    run, spare = ModelDrafter._run, list[int]()
+
+    def checked(self: ModelDrafter, entries: _Entries, rows: DraftRows) -> Tensor:
+        assert rows.pages is not None
+        if entries.valid_RE.any():
+            spare.append(rows.pages.blocks - 1 - int(entries.index_RE[entries.valid_RE].max()))
+        return run(self, entries, rows)
+
+    monkeypatch.setattr(ModelDrafter, "_run", checked)
+    right = msgspec.structs.replace(DRAFTED, drafter_args={"noise": 0.0}, block_size=1, max_in_flight=1)
+    cut = Pipelined(2, right)
+    cut.driver.ask_all(PROMPTS[2:4], max_tokens=24)
+    cut.run()
+    assert min(spare) == 0
+    assert sum(each == 0 for each in spare) > 5
 
 
 def test_no_blocks_are_held_behind_the_last_token() -> None:

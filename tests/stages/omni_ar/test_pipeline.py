@@ -231,10 +231,9 @@ class Favour(LogitsProcessor):
         return logits_RV + rows.params_RW * torch.arange(logits_RV.shape[1])
 
 
-def processors() -> ProcessorRegistry:
-    return ProcessorRegistry(
-        {"favour": LogitsProcessorEntry(name="favour", processor=f"{__name__}:Favour")}, VOCABULARY
-    )
+def processors(vocab_size: int = VOCABULARY) -> ProcessorRegistry:
+    entries = {"favour": LogitsProcessorEntry(name="favour", processor=f"{__name__}:Favour")}
+    return ProcessorRegistry(entries, vocab_size)
 
 
 SAMPLING: dict[str, Mapping[str, Any]] = {
