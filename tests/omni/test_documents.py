@@ -16,7 +16,8 @@ PAGES = [
     REPOSITORY / "benchmarks" / "README.md",
     *sorted((REPOSITORY / "docs").rglob("*.md")),
 ]
-DOCUMENTS = [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]
+CHANGELOG = REPOSITORY / "CHANGELOG.md"
+DOCUMENTS = [*PAGES, REPOSITORY / "CONTRIBUTING.md", CHANGELOG]
 LONGEST_LINE = 100
 ROOTS = ("benchmarks", "connectors", "deploy", "docs", "examples", "omni", "plugins", "scripts", "stages", "tests")
 PATH = re.compile(r"`([\w.*/-]+)`")
@@ -170,6 +171,23 @@ def test_the_glossary_is_sorted_and_each_term_has_a_link() -> None:
 def test_lines_of_prose_are_short(document: Path) -> None:
     prose = FENCED.sub("", document.read_text())
     assert not [line for line in prose.splitlines() if len(line) > LONGEST_LINE]
+
+
+def not_one_line_an_entry(changelog: str) -> list[str]:
+    """Lines below the introduction that are neither a heading nor a whole entry, and entries that are too long."""
+    lines = "".join(changelog.partition("\n## ")[1:]).splitlines()
+    return [line for line in lines if line and (not line.startswith(("#", "- ")) or len(line) > LONGEST_LINE)]
+
+
+def test_every_entry_of_the_changelog_is_one_short_line() -> None:
+    assert "\n- " in CHANGELOG.read_text()
+    assert not not_one_line_an_entry(CHANGELOG.read_text())
+
+
+def test_an_entry_of_two_lines_or_a_long_one_is_found() -> None:
+    long = f"- {'x' * (LONGEST_LINE - 1)}"
+    text = f"# Changelog\n\nText.\n\n## [Unreleased]\n\n### Added\n\n- One\n  entry.\nMore.\n{long}\n{long[:-1]}\n- Last.\n"
+    assert not_one_line_an_entry(text) == ["  entry.", "More.", long]
 
 
 def test_the_paths_of_the_tour_are_short() -> None:
