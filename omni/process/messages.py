@@ -186,7 +186,7 @@ class Check(msgspec.Struct, frozen=True, tag=True, array_like=True):
     fields: dict[str, str]
 
 
-class AskState(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class GetState(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The answer is an `Answer`."""
 
     number: int
@@ -204,7 +204,7 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Abort every request, free everything and exit, after `Closed`."""
 
 
-ToEngine = RankEnd | Start | TextVocabulary | Submit | AbortSubmitted | Check | AskState | Connect | Close
+ToEngine = RankEnd | Start | TextVocabulary | Submit | AbortSubmitted | Check | GetState | Connect | Close
 
 
 # From the engine.
@@ -292,7 +292,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a `Check` or a `Connect` (error: of the call), or to an `AskState`."""
+    """The answer to a `Check` or a `Connect` (error: of the call), or to a `GetState`."""
 
     number: int
     state: EngineState | None = None

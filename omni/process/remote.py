@@ -17,7 +17,6 @@ from omni.process.logs import show
 from omni.process.messages import (
     AbortSubmitted,
     Answer,
-    AskState,
     Check,
     Close,
     Closed,
@@ -25,6 +24,7 @@ from omni.process.messages import (
     EngineState,
     FinishedOut,
     FromEngine,
+    GetState,
     Out,
     ProcessFailed,
     RankEnd,
@@ -37,7 +37,7 @@ from omni.process.messages import (
     output_of,
 )
 from omni.process.open_requests import OpenRequests
-from omni.process.questions import CheckedParameters, Questions
+from omni.process.queries import CheckedParameters, EngineQueries
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 from omni.timeline.trace import Trace
@@ -73,7 +73,7 @@ class RemoteEngine:
         """After `close`, if one was recorded."""
         self._longest_prompts: Mapping[str, int | None] = {}
         self._open_requests = OpenRequests()
-        self._questions = Questions(self._send)
+        self._queries = EngineQueries(self._send)
         self._checked = CheckedParameters()
         self._on_death: Callable[[StageError], StageError] = lambda error: error
         self._on_unlinked: Callable[[str], None] = lambda place: None
@@ -155,8 +155,8 @@ class RemoteEngine:
 
     @property
     def awaited(self) -> bool:
-        """Whether a request or a question is not finished."""
-        return bool(self._open_requests) or self._questions.open
+        """Whether a request or a query is not finished."""
+        return bool(self._open_requests) or self._queries.open
 
     @property
     def stopped(self) -> bool:
@@ -185,12 +185,12 @@ class RemoteEngine:
         """Connects the engine to the one on a place, through a socket, which is closed here. The answer has the error, if any;
         None if the process ended."""
 
-        def question(number: int) -> Connect:
+        def query(number: int) -> Connect:
             self._links[place] = number
             return Connect(number, place)
 
         with end:
-            return self._questions.post(question, end.fileno())[1]
+            return self._queries.post(query, end.fileno())[1]
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """See `Engine.check`: one round trip for parameters that were not checked lately. Raises StageError if the process is
@@ -262,15 +262,15 @@ class RemoteEngine:
             self._channel.send(message, extra)
 
     def _state(self) -> EngineState:
-        answer = self._ask(AskState)
+        answer = self._ask(GetState)
         state = answer.state if answer is not None else self._last
         return state if state is not None else EngineState({}, {}, True)
 
-    def _ask(self, question: Callable[[int], Check | AskState]) -> Answer | None:
+    def _ask(self, query: Callable[[int], Check | GetState]) -> Answer | None:
         """The answer; None if the process ended, and for the listener itself, which would wait for ever (in a log handler)."""
         if threading.current_thread() is self._listener:
             return None
-        return self._questions.ask(question)
+        return self._queries.ask(query)
 
     # The listener.
 
@@ -325,7 +325,7 @@ class RemoteEngine:
                 for output in outputs:
                     self._deliver(output)
                 for answer in answers:
-                    self._questions.answer(answer)
+                    self._queries.answer(answer)
                 for record in logs:
                     show(record)
             case Closed(state, error, timeline):
@@ -370,10 +370,10 @@ class RemoteEngine:
         if died:
             error = self._on_death(type(error)(error.stage, error.doing, error.problem))
         sinks = self._open_requests.refuse(error)
-        self._questions.refuse()
+        self._queries.refuse()
         for sink in sinks:
             sink.finish(RequestFailed(self._open_requests.failure or error))
-        self._questions.close()
+        self._queries.close()
         self._release()
 
     def _release(self) -> None:

@@ -46,7 +46,7 @@ class CopiedBoard:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyEvent:
     """The event of a copy that is on a board. A later piece in its cell has a higher number, and follows it."""
 
     board: NDArray[np.int64]

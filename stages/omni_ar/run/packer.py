@@ -48,7 +48,7 @@ class StepPacker:
         self._uploaded: _Steady | None = None
         """The batch whose inputs are in the upload buffer."""
         self._kept: list[_Steady] = []
-        """The batches in the areas of `KeptInputs`, the least recently used first."""
+        """The batches in the areas of `MicroBatchInputs`, the least recently used first."""
 
     def pack(
         self, plan: StepPlan, *, newest_input: int, padded: int | None, captured: PaddedShape | None
