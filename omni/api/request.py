@@ -252,7 +252,7 @@ def check_at_stages(
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """requests: by handle. held: their host memory."""
+    """Requests for the engine. requests: one for each handle. held: the host memory that they hold together."""
 
     requests: Mapping[str, EngineRequest]
     started: Started

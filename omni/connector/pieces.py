@@ -17,7 +17,7 @@ from omni.payload import PageSlice, Payload
 from omni.payload.copier import Transfer
 
 ALIGNMENT = 64
-"""Bytes. Every tensor starts at a multiple, so that its memory can be viewed in any dtype."""
+"""Each tensor starts at a multiple of this number of bytes, so that its memory can be viewed in any dtype."""
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 

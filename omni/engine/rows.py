@@ -66,9 +66,10 @@ def divide_memory(
 def divide_again(
     loaded: Mapping[str, LoadedStage], budget: Budget | None, most: int, plan: MemoryPlan, rows: Mapping[str, int]
 ) -> MemoryPlan:
-    """The plan with these fewer rows, of stages whose number of rows followed from memory. Other such stages get no more rows.
+    """Returns the plan for these fewer `rows` of stages whose number of rows followed from memory. Other such stages get no more
+    rows.
 
-    Needs no new measurement: fewer rows work in no more memory. budget, most: of the first plan.
+    Needs no new measurement: fewer rows work in no more memory. budget, most: the values that the first plan was made with.
     """
     derived = {
         name: stage for name, stage in loaded.items() if isinstance(stage, RowStage) and stage.chosen_rows is None

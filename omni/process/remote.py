@@ -66,11 +66,11 @@ class RemoteEngine:
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
         self.start_report = StartReport()
-        """After `ready`."""
+        """The report of the start. It is complete once `ready` is set."""
         self.closed_stages: frozenset[str] = frozenset()
         """Stages that were closed after a fault."""
         self.timeline: Trace | None = None
-        """After `close`, if one was recorded."""
+        """The engine's timeline, after `close`, if one was recorded."""
         self._longest_prompts: Mapping[str, int | None] = {}
         self._open_requests = OpenRequests()
         self._queries = EngineQueries(self._send)
@@ -160,7 +160,7 @@ class RemoteEngine:
 
     @property
     def stopped(self) -> bool:
-        """As `EngineProcess.stopped`."""
+        """Returns what `EngineProcess.stopped` returns."""
         return self._process.stopped
 
     def submit(self, request: EngineRequest, sink: Sink) -> OmniError | None:
@@ -178,7 +178,7 @@ class RemoteEngine:
         return None
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
-        """See `Engine.abort`. number: of the request."""
+        """See `Engine.abort`. number: the number of the request."""
         self._send(AbortSubmitted(request_id, ErrorData.of(error), number))
 
     def connect(self, place: str, end: socket.socket) -> "Future[Answer | None]":
@@ -209,14 +209,14 @@ class RemoteEngine:
         return self._longest_prompts[stage]
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """See `Engine.usage`. After the end of the process: the last one."""
+        """See `Engine.usage`. After the end of the process, returns the last usage."""
         state = self._state()
         if state.usage_error is not None:
             raise state.usage_error.rebuild("reporting its usage")
         return state.usage
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """See `Engine.counters`. After the end of the process: the last ones."""
+        """See `Engine.counters`. After the end of the process, returns the last counters."""
         state = self._state()
         if state.counters_error is not None:
             raise state.counters_error.rebuild("reporting its counters")

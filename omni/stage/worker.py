@@ -92,7 +92,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @abstractmethod
     def resume(self, request: RequestT) -> None:
-        """Ends a `pause`."""
+        """Lets a paused request start work again."""
 
     @abstractmethod
     def drop(self, request: RequestT) -> None:

@@ -85,7 +85,7 @@ class Eagle3Layer(nn.Module):
         self._norm_before_residual = norm_before_residual
 
     def forward(self, embedded_TD: Tensor, features_TD: Tensor, *attention: object) -> Tensor:
-        """`[T, D]`. attention: arguments of `self_attn` after the output of `qkv_proj`."""
+        """Returns the layer's output, `[T, D]`. attention: arguments of `self_attn` after the output of `qkv_proj`."""
         normed_TD = self.hidden_norm(features_TD)
         x_TD = normed_TD if self._norm_before_residual else features_TD
         qkv_TX = self.self_attn.qkv_proj(torch.cat((self.input_layernorm(embedded_TD), normed_TD), 1))

@@ -78,8 +78,8 @@ class TensorShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A step, for the other ranks. uploaded: its uploaded inputs, int64, or None if the ranks have them already. embeddings,
-    saved: of the tensors in `StepTensors`, which follow over the communicator."""
+    """A step, as the other ranks receive it. uploaded: its uploaded inputs, int64, or None if the ranks have them already.
+    embeddings, saved: the shapes of the tensors in `StepTensors`, which follow over the communicator."""
 
     launch: StepLaunch
     uploaded: bytes | None

@@ -89,7 +89,7 @@ class StepPacker:
         return self._blocks(longest)
 
     def _draft_blocks(self, plan: StepPlan) -> int:
-        """`StepLaunch.draft_blocks`. A drafter with weights runs only if some rows are likely to verify its drafts."""
+        """Returns `StepLaunch.draft_blocks`. A drafter with weights runs only if some rows are likely to verify its drafts."""
         limits, ends = self._limits, [chunk for chunk in plan.chunks if chunk.last]
         wanted = any(request.wanted_drafts for request in plan.decodes)
         if isinstance(self._drafter, PagedDrafter) and not wanted and all(each.request.undrafted for each in ends):

@@ -211,7 +211,7 @@ class PendingTokens:
         return self.slot.filled.done() and self.arrivals.done()
 
     def arrived(self) -> bool:
-        """As `PendingReceive.arrived`."""
+        """See `PendingReceive.arrived`."""
         return self.slot.filled.done() and self.arrivals.arrived()
 
 
@@ -285,7 +285,7 @@ def decoder_of(model: ArModel) -> DecoderLayers:
 
 
 def _token_slots(stage: Resources, slots: int) -> list[tuple[Tensor, ...]]:
-    """For `TokenMessage`."""
+    """Allocates the slots of a ring, each for the tensors of a `TokenMessage`."""
     rows, zeros = stage.limits.rows, stage.device.zeros
     codes, drafts = next_width(stage.model), DRAFT_FIELDS + stage.limits.drafts if stage.limits.drafts else 0
     shapes = ((ROW_FIELDS, torch.int64), (codes, stage.dtype), (drafts, torch.int64))

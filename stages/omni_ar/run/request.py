@@ -90,7 +90,7 @@ class EmbeddingTensors(dict[str, Tensor]):
     """An embedding's tensors by name, for the model. Access to a tensor that its producer has not given raises StageError."""
 
     def __init__(self, tensors: Mapping[str, Tensor], name: str, source: str) -> None:
-        """name: the embedding's. source: as in `Feed`."""
+        """name: the name of the embedding. source: the source of its `Feed`."""
         super().__init__(tensors)
         self._name = name
         self._source = source

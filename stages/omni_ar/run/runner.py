@@ -205,7 +205,7 @@ class Runner:
 
     @property
     def awaited(self) -> PendingTokens | None:
-        """As `StepTransfers.awaited`."""
+        """See `StepTransfers.awaited`."""
         return self._transfers.awaited if self._transfers is not None else None
 
     @property
