@@ -117,8 +117,8 @@ def main() -> None:
         SHAPES["tiny-omni" if arguments.tiny else "qwen3-omni-30b"](Path(folder))
         for outcome in outcomes(arguments, Path(folder), load):
             found.append(outcome)
-            told = ", ".join(f"{stage} {times.step[0] / 1000:.2f} ms" for stage, times in outcome.times.items())
-            print(f"{outcome.name}: {told}", flush=True)
+            times_text = ", ".join(f"{stage} {times.step[0] / 1000:.2f} ms" for stage, times in outcome.times.items())
+            print(f"{outcome.name}: {times_text}", flush=True)
     weights.forget()
     alone = next((outcome for outcome in found if outcome.name == "alone"), None)
     rows = load.rows

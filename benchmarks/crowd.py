@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.arguments import at_least, device_here, output_file, positive_float, positive_int
-from bench.listening import Crowd, HeardStream, crowd_of, listen
+from bench.listening import Crowd, SoundStream, crowd_of, listen
 from bench.report import environment, print_facts, print_table, write_json
 from omni import AsyncOmni, SamplingParams
 from omni.config import parse_override
@@ -79,10 +79,10 @@ def prompt_of(salt: int) -> str:
     )
 
 
-async def closed_loop(speak: Speaker, listeners: int, turns: int, salt: int) -> list[HeardStream]:
+async def closed_loop(speak: Speaker, listeners: int, turns: int, salt: int) -> list[SoundStream]:
     """This number of listeners at once, each with `turns` requests in a row."""
 
-    async def listener(index: int) -> list[HeardStream]:
+    async def listener(index: int) -> list[SoundStream]:
         salts = range(salt + index * turns, salt + (index + 1) * turns)
         return [await listen(speak(prompt_of(one), one)) for one in salts]
 
@@ -90,10 +90,10 @@ async def closed_loop(speak: Speaker, listeners: int, turns: int, salt: int) -> 
     return [stream for streams in each for stream in streams]
 
 
-async def arrivals(speak: Speaker, per_second: float, seconds: float, salt: int) -> list[HeardStream]:
+async def arrivals(speak: Speaker, per_second: float, seconds: float, salt: int) -> list[SoundStream]:
     """Requests that arrive at random, by a seed."""
     gaps, begin, at = random.Random(salt), time.perf_counter(), 0.0
-    streams: list[asyncio.Task[HeardStream]] = []
+    streams: list[asyncio.Task[SoundStream]] = []
     while (at := at + gaps.expovariate(per_second)) < seconds:
         await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
         streams.append(asyncio.create_task(listen(speak(prompt_of(salt + len(streams)), salt + len(streams)))))

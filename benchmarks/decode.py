@@ -32,7 +32,7 @@ from bench.device import TimedDevice, open_timed
 from bench.floors import experts_of, step_bytes
 from bench.pipelines import family_pipeline
 from bench.report import copy_bandwidth, environment, host_loop, print_facts, print_table, write_json
-from bench.routing import Routing, is_void, told
+from bench.routing import Routing, is_void, routing_text
 from bench.steps import StepTimes
 from bench.targets import Goal, bounds, verdict
 from omni.checkpoint import Checkpoint
@@ -84,7 +84,7 @@ class DecodeTime:
             f"{times.starved:.0%}",
             f"{times.sample[0]:.0f} / {times.sample[1]:.0f}",
             f"{self.tick[0]:.0f} / {self.tick[1]:.0f}",
-            told(self.experts),
+            routing_text(self.experts),
         )
 
 
@@ -164,7 +164,7 @@ class DecodeRun:
         hidden, rows = self.hidden, []
 
         def add(what: str, value: float, target: Goal | None, experts: Routing | None = None) -> None:
-            rows.append((what, f"{value:.3f}", bounds(target), judged(value, target, experts), told(experts)))
+            rows.append((what, f"{value:.3f}", bounds(target), judged(value, target, experts), routing_text(experts)))
 
         for name, time in self.prefills.items():
             add(f"{name}: prefill of {self.prefill:,}, ms", time / 1000, targets.PREFILL.get(name))

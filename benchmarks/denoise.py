@@ -116,8 +116,8 @@ def main() -> None:
     parser.add_argument("--frames", type=positive_int, default=500, help="code frames of each")
     parser.add_argument("--codes", type=positive_int, default=64, help="codes are drawn below this")
     for name, least in (("first", 1), ("chunk", 1), ("before", 0), ("after", 0)):
-        parser.add_argument(f"--{name}", type=at_least(least), help="blocks; the family's unless told")
-    parser.add_argument("--steps", type=positive_int, help="of the solver; the model's unless told")
+        parser.add_argument(f"--{name}", type=at_least(least), help="blocks; the family's by default")
+    parser.add_argument("--steps", type=positive_int, help="of the solver; the model's by default")
     parser.add_argument("--eager", action="store_true", help="capture nothing")
     parser.add_argument("--device", type=device_here("--device cpu"), default="cuda")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")

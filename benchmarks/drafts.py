@@ -39,7 +39,7 @@ from bench.engine import BenchEngine
 from bench.floors import experts_of, step_bytes, uniform_experts
 from bench.pipelines import family_pipeline
 from bench.report import copy_bandwidth, environment, print_facts, print_table, write_json
-from bench.routing import Routing, count_experts, told
+from bench.routing import Routing, count_experts, routing_text
 from decode import STAGES
 from omni.checkpoint import Checkpoint
 from omni.payload import Payload
@@ -135,7 +135,7 @@ class Throughput:
     def cells(self, plain: float) -> tuple[str, ...]:
         of_drafts = f"{self.accepted} of {self.drafted}" if self.drafted else ""
         speed = f"{self.per_second:.0f}", f"{self.per_second / plain:.3f}"
-        step = f"{self.step:.3f}", f"{self.floor:.3f}", f"{self.sample_us:.0f}", told(self.experts)
+        step = f"{self.step:.3f}", f"{self.floor:.3f}", f"{self.sample_us:.0f}", routing_text(self.experts)
         return f"{self.shape}, {self.rows} rows", self.what, *speed, f"{self.length:.2f}", of_drafts, *step
 
 
@@ -233,10 +233,10 @@ class DraftsRun:
     found: list[Throughput] = field(default_factory=list)
 
     def variants(self) -> dict[str, dict[str, object]]:
-        told = {"drafter": "fabricated", "draft_tokens": self.drafts}
+        fabricated = {"drafter": "fabricated", "draft_tokens": self.drafts}
         made: dict[str, dict[str, object]] = {"plain": {}}
         for rate in self.rates:
-            made[f"fabricated, {rate:g}"] = {**told, "drafter_args": {"rate": rate}}
+            made[f"fabricated, {rate:g}"] = {**fabricated, "drafter_args": {"rate": rate}}
             made[f"fabricated, {rate:g}, always {self.drafts}"] = {
                 **made[f"fabricated, {rate:g}"],
                 "adaptive_drafts": False,

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 
 from bench.arguments import at_least, output_file, positive_float, positive_int
-from bench.listening import Chunk, Crowd, HeardStream, crowd_of
+from bench.listening import Chunk, Crowd, SoundStream, crowd_of
 from bench.report import environment, print_facts, print_table, write_json
 from crowd import prompt_of
 from omni.device import Phase, Stream
@@ -158,8 +158,8 @@ class Ear:
             self._chunks.append(Chunk(self._device.now - self._began, sound))
 
     @property
-    def heard(self) -> HeardStream:
-        return HeardStream(self._began, tuple(self._chunks))
+    def heard(self) -> SoundStream:
+        return SoundStream(self._began, tuple(self._chunks))
 
 
 def listen(folder: Path, rule: Rule, arguments: argparse.Namespace) -> Outcome:

@@ -34,7 +34,7 @@ from bench.engine import BenchEngine
 from bench.handoff_families import HandoffFamily, HiddenFamily, OmniFamily, Setup
 from bench.inline import InlinePackaging
 from bench.report import environment, host_loop, print_facts, print_table, write_json
-from bench.routing import Routing, count_experts, is_void, told
+from bench.routing import Routing, count_experts, is_void, routing_text
 from bench.steps import LaunchedStep, StepTimes, steady_steps, times_of
 from omni.checkpoint import Checkpoint
 from omni.timeline import Trace, watched, write_trace
@@ -69,7 +69,7 @@ class VariantRow:
             f"{times.idle[0]:.0f} / {times.idle[1]:.0f}",
             f"{self.rows / times.wall * 1e6:.0f}",
             "VOID" if is_void(self.experts) else "",
-            told(self.experts),
+            routing_text(self.experts),
         )
 
 

@@ -88,9 +88,9 @@ def _summary(results: list[Result], frames: int, seconds: float) -> TalkRound:
     metrics = [result.metrics for result in results]
     rates: dict[str, list[float]] = {}
     for one in metrics:
-        for stage, told in one.stages.items():
-            if told.tokens_per_second is not None:
-                rates.setdefault(stage, []).append(told.tokens_per_second)
+        for stage, timed in one.stages.items():
+            if timed.tokens_per_second is not None:
+                rates.setdefault(stage, []).append(timed.tokens_per_second)
     first_audio = [one.first_audio for one in metrics if one.first_audio is not None]
     last_audio = [one.rtf * one.audio_seconds for one in metrics if one.rtf is not None]
     return TalkRound(

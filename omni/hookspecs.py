@@ -34,7 +34,8 @@ def omni_model_families() -> Sequence[ModelFamily]:  # type: ignore[empty-body]
 
         @hookimpl
         def omni_model_families():
-            return [ModelFamily(name="mine", model_types=("my_model",), pipeline="my_plugin.pipeline:pipeline")]
+            pipeline = "my_plugin.pipeline:pipeline"
+            return [ModelFamily(name="mine", model_types=("my_model",), pipeline=pipeline)]
     """
 
 

@@ -17,7 +17,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardStream:
+class SoundStream:
     """One answer. began: of the request, by `time.perf_counter`. chunks: at least one."""
 
     began: float
@@ -68,16 +68,16 @@ class Crowd:
     chunks: tuple[float, ...]
 
 
-async def listen(sounds: AsyncIterator[float]) -> HeardStream:
+async def listen(sounds: AsyncIterator[float]) -> SoundStream:
     """The stream of one request, which begins now. sounds: seconds of each chunk, as it comes. Raises RuntimeError without any."""
     began = time.perf_counter()
     chunks = [Chunk(time.perf_counter() - began, sound) async for sound in sounds if sound]
     if not chunks:
         raise RuntimeError("a request ended without sound")
-    return HeardStream(began, tuple(chunks))
+    return SoundStream(began, tuple(chunks))
 
 
-def crowd_of(streams: Sequence[HeardStream]) -> Crowd:
+def crowd_of(streams: Sequence[SoundStream]) -> Crowd:
     """sound_per_second: of all, from the first request to the last chunk."""
     seconds = max(stream.ended for stream in streams) - min(stream.began for stream in streams)
     first = [stream.first_audio for stream in streams]
@@ -96,10 +96,12 @@ def crowd_of(streams: Sequence[HeardStream]) -> Crowd:
     )
 
 
-def _schedule(streams: Sequence[HeardStream], told: int = 3) -> tuple[float, ...]:
-    places = [[stream.chunks[place].sound for stream in streams if len(stream.chunks) > place] for place in range(told)]
+def _schedule(streams: Sequence[SoundStream], shown: int = 3) -> tuple[float, ...]:
+    places = [
+        [stream.chunks[place].sound for stream in streams if len(stream.chunks) > place] for place in range(shown)
+    ]
     # The last chunk is the remainder.
-    later = [chunk.sound for stream in streams for chunk in stream.chunks[told:-1]]
+    later = [chunk.sound for stream in streams for chunk in stream.chunks[shown:-1]]
     return tuple(median(sounds) for sounds in (*places, later) if sounds)
 
 

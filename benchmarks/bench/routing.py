@@ -31,7 +31,7 @@ def is_void(routing: Routing | None) -> bool:
     return routing is not None and abs(routing.counted / routing.uniform - 1) > TOLERANCE
 
 
-def told(routing: Routing | None) -> str:
+def routing_text(routing: Routing | None) -> str:
     """The routing as a table's text."""
     return f"{routing.counted:.1f} ({routing.uniform:.1f})" if routing is not None else ""
 

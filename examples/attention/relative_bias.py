@@ -15,7 +15,10 @@ VOCABULARY, WIDTH, HEADS, LAYERS, DISTANCES, POSITIONS = 61, 32, 4, 2, 12, 256
 
 
 class BiasedAttention(nn.Module):
-    """Causal attention whose scores get the bias of their head and distance. Greater distances share the last bias."""
+    """Causal attention whose scores get the bias of their head and distance.
+
+    Greater distances share the last bias.
+    """
 
     def __init__(self, layer: int) -> None:
         super().__init__()
@@ -32,21 +35,29 @@ class BiasedAttention(nn.Module):
         y_THW = torch.zeros_like(q_THW)
         if meta.num_decode:
             decodes, lengths_R = slice(0, meta.num_decode), meta.decode_lengths_R
-            y_THW[decodes] = self._attend(q_THW[decodes, None], cache, meta.decode_block_table_RM, lengths_R)[:, 0]
+            table_RM = meta.decode_block_table_RM
+            y_THW[decodes] = self._attend(q_THW[decodes, None], cache, table_RM, lengths_R)[:, 0]
         for row in meta.prefills:
-            tokens, length = slice(row.start, row.start + row.query_length), row.context_length + row.query_length
+            tokens = slice(row.start, row.start + row.query_length)
+            length = row.context_length + row.query_length
             table_1M = row.block_table_M[None, : -(-length // cache.block_size)]
             lengths_1 = torch.full((1,), length, device=x_TD.device)
             y_THW[tokens] = self._attend(q_THW[None, tokens], cache, table_1M, lengths_1)[0]
         out_TD: Tensor = self.out(y_THW.flatten(1))
         return out_TD
 
-    def _attend(self, q_RQHW: Tensor, cache: KVCache, table_RM: Tensor, lengths_R: Tensor) -> Tensor:
+    def _attend(
+        self,
+        q_RQHW: Tensor,
+        cache: KVCache,
+        table_RM: Tensor,
+        lengths_R: Tensor,
+    ) -> Tensor:
         """Attends the last Q tokens of each row, whose keys are in the cache already."""
         k_RHLW, v_RHLW = cache.gather(self._layer, table_RM, lengths_R)
         queries, keys = q_RQHW.shape[1], k_RHLW.shape[2]
-        query_RQ1 = (lengths_R[:, None] - queries + torch.arange(queries, device=q_RQHW.device))[..., None]
-        distance_RQL = query_RQ1 - torch.arange(keys, device=q_RQHW.device)
+        query_RQ = lengths_R[:, None] - queries + torch.arange(queries, device=q_RQHW.device)
+        distance_RQL = query_RQ[..., None] - torch.arange(keys, device=q_RQHW.device)
         bias_RHQL = self.bias(distance_RQL.clamp(0, DISTANCES - 1)).movedim(3, 1)
         scores_RHQL = q_RQHW.transpose(1, 2) @ k_RHLW.mT * q_RQHW.shape[3] ** -0.5 + bias_RHQL
         # Not -inf: a row without tokens sees no key, and its softmax would be NaN.

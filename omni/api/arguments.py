@@ -17,7 +17,7 @@ Messages: TypeAlias = str | Sequence[Mapping[str, object]]
 """One chat: a list of messages (`omni.frontend.messages`), or a string, the user's only message."""
 
 Requests: TypeAlias = Sequence[Messages]
-"""Several chats."""
+"""The chats of one call, each a list of messages."""
 
 Sampling: TypeAlias = SamplingParams | Mapping[str, SamplingParams] | None
 """Parameters by stage, or parameters of `Pipeline.main_stage` alone."""

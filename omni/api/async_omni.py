@@ -42,7 +42,7 @@ class AsyncOmni(Session):
         return call.results()
 
     async def hidden_states(self, messages: Messages, **arguments: Unpack[HiddenStatesArguments]) -> HiddenStates:
-        """As `Omni.hidden_states`."""
+        """Does what `Omni.hidden_states` does, without blocking the event loop."""
         from omni.api.hidden_states import check_hidden_states, read_hidden_states
 
         call = check_hidden_states(self.pipeline, messages, arguments)

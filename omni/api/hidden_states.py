@@ -36,18 +36,19 @@ class HiddenStates:
 
     @property
     def prompt(self) -> torch.Tensor:
-        """`[L, prompt_tokens, D]`"""
+        """The states of the prompt's tokens, `[L, prompt_tokens, D]`."""
         return self.states[:, : self.prompt_tokens]
 
     @property
     def generated(self) -> torch.Tensor:
-        """`[L, generated tokens - 1, D]`"""
+        """The states of all generated tokens but the last, `[L, generated tokens - 1, D]`."""
         return self.states[:, self.prompt_tokens :]
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenStatesCall:
-    """A checked call. modality: of the states. layers: to give, of those that the stage keeps. arguments: of `generate`."""
+    """The checked arguments of a call. modality: the modality of the states. layers: the layers to return, among those that the
+    stage keeps. arguments: the arguments for `generate`."""
 
     stage: str
     modality: str

@@ -45,7 +45,7 @@ Deliver = Callable[[float, Event], None]
 """Takes an event and its time (`time.perf_counter`). Called from any thread, one call at a time; must be brief."""
 
 
-class Unread:
+class UnreadEvents:
     """Host memory of one answer's events between `deliver` and `took`. An answer beyond its limit is cancelled: its reader gets the
     earlier events, then the error.
 
@@ -252,7 +252,7 @@ def check_at_stages(
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """requests: by handle. held: their host memory."""
+    """Requests for the engine. requests: one for each handle. held: the host memory that they hold together."""
 
     requests: Mapping[str, EngineRequest]
     started: Started

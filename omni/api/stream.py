@@ -12,7 +12,7 @@ from typing import Self
 
 from omni.api.arguments import GenerateArguments, check_arguments
 from omni.api.client import Client
-from omni.api.request import Event, RequestHandle, Unread, read_request, split_requests
+from omni.api.request import Event, RequestHandle, UnreadEvents, read_request, split_requests
 from omni.api.request_output import RequestOutput
 from omni.api.results import Output, Result
 from omni.errors import InputError, OmniError, StageError, as_omni_error, plugin_call
@@ -59,7 +59,9 @@ class GenerateCall:
         with plugin_call(FRONTEND, "making a text decoder", make):
             self._outputs = [RequestOutput(*answer, make(), stage, keep) for answer in answers]
         self._left = len(answers)
-        self._unread = [Unread(partial(_deliver, index, put), client.max_unread_bytes) for index in range(len(answers))]
+        self._unread = [
+            UnreadEvents(partial(_deliver, index, put), client.max_unread_bytes) for index in range(len(answers))
+        ]
         self._handles = [client.handle(unread.deliver) for unread in self._unread]
         for unread, handle in zip(self._unread, self._handles, strict=True):
             # Not in the thread that delivers, which holds the handle's lock.

@@ -3,9 +3,9 @@
 from omni.checkpoint.checkpoint import Checkpoint, resolve
 from omni.checkpoint.cut import Cut
 from omni.checkpoint.load import (
-    Absent,
     Destination,
     Initializer,
+    MissingLayer,
     StackedWeights,
     default_init,
     fill_dummy,
@@ -15,11 +15,11 @@ from omni.checkpoint.load import (
 )
 
 __all__ = [
-    "Absent",
     "Checkpoint",
     "Cut",
     "Destination",
     "Initializer",
+    "MissingLayer",
     "StackedWeights",
     "default_init",
     "fill_dummy",

@@ -35,14 +35,15 @@ def default_init(name: str, tensor: torch.Tensor, generator: torch.Generator) ->
 
 def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -> None:
     """Fills every parameter of `module` in place, on its own device, without a host copy. Buffers stay as they are; parameters on
-    the meta device are skipped. Where ranks hold different weights (`Cut`, `Absent`), those that several hold whole are equal."""
+    the meta device are skipped. Where ranks hold different weights (`Cut`, `MissingLayer`), those that several hold whole are
+    equal."""
     generators: dict[torch.device, torch.Generator] = {}
     starts: dict[str, set[int | str]] = defaultdict(set)
     for weight, place in stacked_destinations(module).items():
         if place.cut is not None:
             # Identifies the part of this rank: the start of its cut, or the weights that it lacks.
             starts[place.parameter].add(weight if place.empty else place.cut.start)
-    absent = any(isinstance(part, Absent) for part in module.modules())
+    absent = any(isinstance(part, MissingLayer) for part in module.modules())
     with torch.inference_mode():
         for name, parameter in module.named_parameters():
             device = parameter.device
@@ -82,7 +83,7 @@ class StackedWeights(ABC):
         """The destination of each such weight, by full name. name: the module's own name, empty for the outermost."""
 
 
-class Absent(nn.Module):
+class MissingLayer(nn.Module):
     """A base class for modules whose weights another rank holds: those in a checkpoint are skipped."""
 
 
@@ -128,7 +129,7 @@ def load_module(
     """
     targets: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
     stacked = stacked_destinations(module)
-    absent = tuple(f"{name}." for name, part in module.named_modules() if isinstance(part, Absent))
+    absent = tuple(f"{name}." for name, part in module.named_modules() if isinstance(part, MissingLayer))
     destinations = _destinations(checkpoint, targets, prefixes, stacked, absent)
     _check_filled(targets, destinations, stacked, checkpoint, prefixes)
     with torch.inference_mode():

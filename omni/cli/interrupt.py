@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 LIMIT = 10.0
-"""Seconds."""
+"""Seconds that unwinding may take after a signal."""
 
 _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 

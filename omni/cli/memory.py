@@ -12,7 +12,7 @@ from omni.device.meta import MetaDevice
 from omni.engine import Placement, StageMemory, device_of, load_stages, measure_stages
 from omni.engine.cut import CutStages
 from omni.engine.memory import Budget, DeviceShare, budget_of
-from omni.engine.rows import Division, divide_memory, footprints_of
+from omni.engine.rows import MemoryPlan, divide_memory, footprints_of
 from omni.errors import ConfigError
 from omni.stage import Footprint, LoadedStage, NoRoomError, RowCost, most_rows
 
@@ -133,7 +133,7 @@ def _count(
     device = device_of(place)
     own = {name: stage for name, stage in loaded.items() if name in placement.on(place)}
     budget: Budget | None = None
-    division: Division | None = None
+    division: MemoryPlan | None = None
     misfit = None
     try:
         budget = budget_of(asked, free, str(device), _share(place, placement))
@@ -193,7 +193,7 @@ def _measure(target: Target, placement: Placement, place: str, device: Device, f
     )
 
 
-def _rows(division: Division, budget: Budget | None, most: int) -> RowsReport | None:
+def _rows(division: MemoryPlan, budget: Budget | None, most: int) -> RowsReport | None:
     derived = division.derived
     if derived is None:
         return None

@@ -39,7 +39,7 @@ class EngineTarget:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A resolved model. plan: checked; no weight read."""
+    """A model before it is loaded. plan: it is checked, and no weight has been read."""
 
     checkpoint: Checkpoint
     plugins: Plugins

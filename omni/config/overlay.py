@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from omni.config.draft import Draft
+from omni.config.builder import OptionsBuilder
 from omni.config.layer import SettingsLayer
 from omni.errors import ConfigError
 from omni.utils.struct_types import STRUCT_TYPES
@@ -36,18 +36,18 @@ def overlay(
     of range; it names several paths if they contradict. Ranges are checked in the result, so a value may be set before
     its bound.
     """
-    drafts = {name: Draft(name, before) for name, before in options.items()}
+    builders = {name: OptionsBuilder(name, before) for name, before in options.items()}
     origins: dict[str, SettingsLayer] = {}
     for layer in layers:
         for path, value in layer.values.items():
-            name = next((name for name in drafts if path == name or path.startswith(f"{name}.")), None)
+            name = next((name for name in builders if path == name or path.startswith(f"{name}.")), None)
             write = _Write(layer, origins, path)
             if name is None:
-                known = ", ".join((*drafts, *others))
+                known = ", ".join((*builders, *others))
                 raise write.error(f"there is no stage {path.partition('.')[0]!r}", f"use one of {known}")
             option = path[len(name) + 1 :]
-            write.put(drafts[name], option, value)
-    changed = {name: draft.build(origins) for name, draft in drafts.items()}
+            write.put(builders[name], option, value)
+    changed = {name: builder.build(origins) for name, builder in builders.items()}
     settings = []
     for name, final in changed.items():
         for path, value, untouched in _leaves(name, final, _defaults(type(final))):
@@ -67,7 +67,7 @@ class _Write:
     def error(self, problem: str, remedy: str) -> ConfigError:
         return ConfigError(self._layer.name(self._path), problem, remedy)
 
-    def put(self, options: Draft, option: str, value: object) -> None:
+    def put(self, options: OptionsBuilder, option: str, value: object) -> None:
         """Replaces the field `option` (dotted) of `options`; a table replaces several."""
         table = _table_in(value)
         if not option and table is not None:

@@ -1,4 +1,4 @@
-"""A payload's tensors as one stretch of bytes, cut into pieces."""
+"""A payload's tensors as one sequence of bytes, cut into pieces."""
 
 import math
 from collections import deque
@@ -17,7 +17,7 @@ from omni.payload import PageSlice, Payload
 from omni.payload.copier import Transfer
 
 ALIGNMENT = 64
-"""Bytes. Every tensor starts at a multiple, so that its memory can be viewed in any dtype."""
+"""Each tensor starts at a multiple of this number of bytes, so that its memory can be viewed in any dtype."""
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -170,16 +170,16 @@ class PayloadLayout(msgspec.Struct, frozen=True, array_like=True):
         return Payload(self.meta.value, tensors)
 
 
-StretchT = TypeVar("StretchT")
+RangeT = TypeVar("RangeT")
 
 
-class CopiedRef(Generic[StretchT]):
+class CopiedRef(Generic[RangeT]):
     """Base class of refs of connectors that copy.
 
     left: the parts to be copied, in order. copied: the end of the copies launched so far.
     """
 
-    def __init__(self, payload: Payload, ready: Event, left: Iterable[StretchT]) -> None:
+    def __init__(self, payload: Payload, ready: Event, left: Iterable[RangeT]) -> None:
         self.sent = False
         self.aborted = False
         self.left = deque(left)

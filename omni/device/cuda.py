@@ -50,8 +50,9 @@ _Parts = tuple[tuple[str, torch.cuda.CUDAGraph], ...]
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class CudaGraph:
-    """launches: those that a replay replaces, made in `context`. parts: replayed in order; one per phase if the capture was
-    observed, else one in all; None while the capture is deferred, and after it has failed: then `launches` are made instead."""
+    """A captured graph. launches: the launches that it replaces, made in `context`. parts: torch's graphs with their names, which
+    are replayed in order: one for each phase if the capture was observed, else a single one. None while the capture is deferred,
+    and after it has failed; a replay then makes `launches`."""
 
     name: str
     launches: Sequence[Launch]

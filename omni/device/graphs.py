@@ -23,7 +23,8 @@ def captured_sizes(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
 
 
 def captured_lengths(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
-    """As `captured_sizes`, in tokens: by default powers of two, and some between where a step's time depends on their number."""
+    """As `captured_sizes`, for lengths in tokens. By default these are powers of two, with further lengths between them where a
+    step's time depends on the number of tokens."""
     if given is not None:
         return _largest_first(given)
     most = min(most, _MOST_TOKENS)
@@ -62,7 +63,8 @@ class CapturedGraphs(Generic[KeyT, GraphT]):
     def __init__(
         self, stage: str, *, unit: str = "rows", option: str = "graph_batch_sizes", others: str = "other batches"
     ) -> None:
-        """unit: of sizes. option: the stage's option with them. others: batches of keys with no graph, in the log."""
+        """unit: the word for what a size counts. option: the stage's option that sets the sizes. others: the words of the log for
+        batches of keys without a graph."""
         self._stage = stage
         self._unit = unit
         self._option = option

@@ -12,7 +12,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class HostTask(Protocol[T_co]):
-    """A submitted task."""
+    """A task that was given to a thread."""
 
     def done(self) -> bool:
         """Whether the task is finished. Never blocks."""

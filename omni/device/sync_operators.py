@@ -85,7 +85,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy. target: None if torch allocates it."""
+    """The tensors of a copy. target: None if torch allocates it."""
 
     source: Tensor
     target: Tensor | None

@@ -35,7 +35,7 @@ class Rejected(Generic[T]):
     error: OverloadedError
 
 
-class Ledger:
+class HeldMemory:
     """Counts every object once, even if several requests hold it, such as one picture."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Admission(Generic[T]):
         self._max_bytes = max_bytes
         self._at_once = max_active if at_once is None else at_once
         self._numbers = itertools.count()
-        self._ledger = Ledger()
+        self._held_memory = HeldMemory()
         self._waiting: dict[str, WaitingRequest[T]] = {}
         self._last: PriorityQueue[WaitingRequest[T]] = PriorityQueue()
         """All waiting requests, the least urgent first."""
@@ -93,7 +93,7 @@ class Admission(Generic[T]):
     @property
     def held_bytes(self) -> int:
         """Host memory of all waiting requests."""
-        return self._ledger.bytes
+        return self._held_memory.bytes
 
     def __contains__(self, key: str) -> bool:
         return key in self._waiting
@@ -117,10 +117,10 @@ class Admission(Generic[T]):
         def short() -> OverloadedError | None:
             return self._short(self.waiting >= most, active, most_bytes)
 
-        self._ledger.add(held)
+        self._held_memory.add(held)
         rejected = self._make_room(request, short)
         refused = short()
-        self._ledger.remove(held)
+        self._held_memory.remove(held)
         if refused is not None:
             for each in rejected:
                 self._add(each.waiting)
@@ -143,9 +143,9 @@ class Admission(Generic[T]):
         most_bytes = self._most_bytes()
         self._remove(request)
         request.held, request.ready = held, request.ready or ready
-        self._ledger.add(held)
+        self._held_memory.add(held)
         rejected = self._make_room(request, lambda: self._short(False, 0, most_bytes))
-        self._ledger.remove(held)
+        self._held_memory.remove(held)
         self._add(request)
         return rejected
 
@@ -217,7 +217,7 @@ class Admission(Generic[T]):
 
     def _add(self, request: WaitingRequest[T]) -> None:
         priority, number = request.order
-        self._ledger.add(request.held)
+        self._held_memory.add(request.held)
         self._waiting[request.key] = request
         self._last.add(request.key, (-priority, -number), request)
         if request.ready:
@@ -225,7 +225,7 @@ class Admission(Generic[T]):
             self._last_ready.add(request.key, (-priority, -number), request)
 
     def _remove(self, request: WaitingRequest[T]) -> None:
-        self._ledger.remove(request.held)
+        self._held_memory.remove(request.held)
         del self._waiting[request.key]
         for order in (self._last, self._ready, self._last_ready):
             order.remove(request.key)

@@ -29,8 +29,8 @@ class PipelineChoice:
 
 
 def apply_choice(pipeline: Pipeline, plugins: Plugins, choice: PipelineChoice) -> Pipeline:
-    """The family's pipeline, extended. Raises PluginError for an extension that is not installed or fails, and
-    ConfigError for one that is not for this family and for a `wrap` that fails."""
+    """Returns the family's pipeline after the extensions, then `wrap`, have changed it. Raises PluginError if an extension is not
+    installed or fails, and ConfigError if it does not extend this family or if `wrap` fails."""
     _check_names(choice.extensions)
     for name in choice.extensions:
         if list(choice.extensions).count(name) > 1:

@@ -37,7 +37,7 @@ class CommandQueue(Protocol):
         ...
 
     def wake(self) -> None:
-        """Ends a `wait`."""
+        """Makes a `wait` of the loop return."""
         ...
 
     def watch(self, descriptor: int) -> None:

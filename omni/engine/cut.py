@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from omni.engine.placement import Placement
-from omni.engine.rows import Division
+from omni.engine.rows import MemoryPlan
 from omni.parallel import RankLayout, Ranks, silent_ranks
 from omni.parallel.channel import MessageCounter
 from omni.parallel.rendezvous import RankEnds, open_ranks
 
-Redivide = Callable[[Division, Mapping[str, int]], Division]
+Redivide = Callable[[MemoryPlan, Mapping[str, int]], MemoryPlan]
 """Divides the memory again, with other numbers of rows by stage."""
 
 
@@ -66,16 +66,16 @@ class CutStages:
                 stack.enter_context(ranks.silent())
             yield
 
-    def agree(self, division: Division, redivide: Redivide) -> Division:
-        """The division with rows and pages that all ranks have: the least of theirs. Waits for them."""
-        rows = {stage: division.memory[stage].rows or 0 for stage in self.ranks}
+    def agree(self, plan: MemoryPlan, redivide: Redivide) -> MemoryPlan:
+        """The plan with rows and pages that all ranks have: the least of theirs. Waits for them."""
+        rows = {stage: plan.memory[stage].rows or 0 for stage in self.ranks}
         least = {stage: ranks.all_reduce_min("rows", rows[stage]) for stage, ranks in self.ranks.items()}
         if least != rows:
-            division = redivide(division, least)
-        memory = dict(division.memory)
+            plan = redivide(plan, least)
+        memory = dict(plan.memory)
         for stage, ranks in self.ranks.items():
             memory[stage] = replace(memory[stage], pages=ranks.all_reduce_min("pages", memory[stage].pages))
-        return replace(division, memory=memory)
+        return replace(plan, memory=memory)
 
     def close(self) -> None:
         for ranks in self.ranks.values():

@@ -38,8 +38,8 @@ class Forwarder:
         finish: Callable[[ActiveRequest, str, Done], None],
         abort: Callable[[str, OmniError], None],
     ) -> None:
-        """workers, mailboxes: of the stages on this engine's place. active: requests by id. finish: called when a stage has
-        finished a request. abort: called with a failed request's id."""
+        """workers, mailboxes: one of each for every stage on this engine's place. active: requests by id. finish: called when a
+        stage has finished a request. abort: called with a failed request's id."""
         self._outputs = pipeline.outputs
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers

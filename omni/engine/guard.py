@@ -101,7 +101,7 @@ class EdgeGuard:
 
 
 class GuardedRef:
-    """A `Ref`."""
+    """Wraps a `Ref`: its errors become errors of the edge."""
 
     __slots__ = ("_guard", "_ref")
 
@@ -169,7 +169,7 @@ class GuardedRef:
 
 
 class GuardedSender:
-    """A `Sender`."""
+    """Wraps a `Sender`: its errors become errors of the edge."""
 
     def __init__(self, guard: EdgeGuard, sender: Sender) -> None:
         self.guard = guard
@@ -220,7 +220,7 @@ class GuardedSender:
 
 
 class GuardedPending:
-    """A `Pending`."""
+    """Wraps a `Pending`: its errors become errors of the edge."""
 
     __slots__ = ("_guard", "_pending")
 
@@ -255,7 +255,7 @@ class GuardedPending:
 
 
 class GuardedReceiver:
-    """A `Receiver`."""
+    """Wraps a `Receiver`: its errors become errors of the edge."""
 
     def __init__(self, guard: EdgeGuard, receiver: Receiver) -> None:
         self.guard = guard

@@ -224,7 +224,7 @@ class HostReceiver:
         return self._assemble(pending, pending.assembly, source)
 
     def leave(self, pending: HostPending, after: Event) -> None:
-        """The payload is released; its consumer reads its slot until `after`."""
+        """Called when the payload is released: its slot is free once `after` is done, since the consumer reads it until then."""
         slot, pending.slot = pending.slot, None
         if slot is not None:
             self._slots.release(slot, after)

@@ -195,7 +195,7 @@ class Orchestrator:
         self._peers.connect(command)
 
     def take_from_peers(self) -> bool:
-        """As `PeerConnections.take`."""
+        """Calls `PeerConnections.take`."""
         return self._peers.take()
 
     def _admit(self) -> bool:

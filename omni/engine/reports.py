@@ -22,7 +22,7 @@ class StageReports:
         """Stages whose `usage` fails, which the log has reported."""
 
     def longest_prompt(self, stage: str) -> int | None:
-        """As `Engine.longest_prompt`."""
+        """Returns what `Engine.longest_prompt` returns."""
         worker = self._workers[stage]
         with plugin_call(stage, "reporting its longest prompt", type(worker)):
             return worker.longest_prompt

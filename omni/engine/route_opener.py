@@ -38,9 +38,9 @@ class RouteOpener:
         on_finished: Callable[[UserRoute], None],
         on_sound: Callable[[str, AudioChunk], None],
     ) -> None:
-        """workers, mailboxes: of the stages on `place`. leases: those that each stage holds. changed: gets the credits with changes
-        to report. on_busy: called when a route has something to receive. on_finished: called with a route to the user that has
-        delivered everything. on_sound: as in `UserRoute`, with the request's id."""
+        """workers, mailboxes: one of each for every stage on `place`. leases: the leases that each stage holds. changed: gets the
+        credits with changes to report. on_busy: called when a route has something to receive. on_finished: called with a route to
+        the user that has delivered everything. on_sound: as in `UserRoute`, with the request's id."""
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._user_edges = {output.modality: output.route for output in pipeline.outputs}
         self._workers = workers

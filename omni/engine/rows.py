@@ -24,7 +24,7 @@ class DerivedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class MemoryPlan:
     """The memory of a place's stages. derived: None if the user chose all numbers of rows, or no stage has rows."""
 
     footprints: Mapping[str, Footprint]
@@ -34,7 +34,7 @@ class Division:
 
 def divide_memory(
     loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | None, measure: Measure | None, most: int
-) -> Division:
+) -> MemoryPlan:
     """Sets the number of rows of stages whose users left it open, and divides the memory.
 
     measure: the working memory of stages; None counts without it. It is called where memory is bounded, and again for fewer rows
@@ -53,20 +53,23 @@ def divide_memory(
             _set_rows(stages, most)
             # Nothing limits the pages either: half of the pages that all rows could use is enough.
             halves = {name: _halved(f) if name in stages else f for name, f in footprints_of(loaded).items()}
-            return Division(halves, divide(halves, {}, None), DerivedRows(most) if stages else None)
+            return MemoryPlan(halves, divide(halves, {}, None), DerivedRows(most) if stages else None)
         if not stages:
             footprints = footprints_of(loaded)
             least = divide(footprints, {}, budget)  # raises before measuring if the rest does not fit
-            return Division(footprints, divide(footprints, measure(loaded, device), budget) if measure else least, None)
+            return MemoryPlan(
+                footprints, divide(footprints, measure(loaded, device), budget) if measure else least, None
+            )
         return _Search(loaded, stages, device, budget, measure, most).run()
 
 
 def divide_again(
-    loaded: Mapping[str, LoadedStage], budget: Budget | None, most: int, division: Division, rows: Mapping[str, int]
-) -> Division:
-    """The division with these fewer rows, of stages whose number of rows followed from memory. Other such stages get no more rows.
+    loaded: Mapping[str, LoadedStage], budget: Budget | None, most: int, plan: MemoryPlan, rows: Mapping[str, int]
+) -> MemoryPlan:
+    """Returns the plan for these fewer `rows` of stages whose number of rows followed from memory. Other such stages get no more
+    rows.
 
-    Needs no new measurement: fewer rows work in no more memory. budget, most: of the first division.
+    Needs no new measurement: fewer rows work in no more memory. budget, most: the values that the first plan was made with.
     """
     derived = {
         name: stage for name, stage in loaded.items() if isinstance(stage, RowStage) and stage.chosen_rows is None
@@ -78,15 +81,15 @@ def divide_again(
             if stage.rows != counts[name]:
                 _set_rows({name: stage}, counts[name])
         footprints = footprints_of(loaded)
-    costs = division.derived.costs if division.derived is not None else {}
+    costs = plan.derived.costs if plan.derived is not None else {}
     for name, count in counts.items():
         if budget is None:
             footprints[name] = _halved(footprints[name])
         elif costs[name].caches:
             footprints[name] = _with_cache(footprints[name], count, most)
-    working = {name: memory.working or 0 for name, memory in division.memory.items()}
+    working = {name: memory.working or 0 for name, memory in plan.memory.items()}
     memory = divide(footprints, working if budget is not None else {}, budget)
-    return Division(footprints, memory, DerivedRows(min(counts.values()), costs) if counts else None)
+    return MemoryPlan(footprints, memory, DerivedRows(min(counts.values()), costs) if counts else None)
 
 
 def footprints_of(loaded: Mapping[str, LoadedStage]) -> dict[str, Footprint]:
@@ -142,19 +145,19 @@ class _Search:
         """Memory that stayed allocated after a stage's measurement, such as the code of kernels. Later measurements do not include
         it."""
 
-    def run(self) -> Division:
+    def run(self) -> MemoryPlan:
         divide(self._single, {}, self._budget)  # raises at once if one row does not fit
         below = self._most + 1
         while True:
             rows = self._estimate(below)
-            division = self._try(rows)
-            if division is not None:
-                return division
+            plan = self._try(rows)
+            if plan is not None:
+                return plan
             # Without a measurement it is only known that the number was too large.
             below = rows if self._measured and self._measured[-1][0] == rows else rows // 2 + 1
 
-    def _try(self, rows: int) -> Division | None:
-        """The division with so many rows; None if it does not fit. Raises NoRoomError if a single row does not."""
+    def _try(self, rows: int) -> MemoryPlan | None:
+        """The plan with so many rows; None if it does not fit. Raises NoRoomError if a single row does not."""
         try:
             _set_rows(self._stages, rows)
             footprints = self._with_caches(footprints_of(self._loaded), rows)
@@ -167,7 +170,7 @@ class _Search:
             return None
         if rows > 1 and self._needed(footprints, working, rows) > self._budget.bytes:
             return None
-        return Division(footprints, memory, DerivedRows(rows, self._costs))
+        return MemoryPlan(footprints, memory, DerivedRows(rows, self._costs))
 
     def _with_caches(self, footprints: dict[str, Footprint], rows: int) -> dict[str, Footprint]:
         caching = {name for name, cost in self._costs.items() if cost.caches}

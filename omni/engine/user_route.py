@@ -45,8 +45,8 @@ class UserRoute:
         on_sound: Callable[[AudioChunk], None] = lambda chunk: None,
         made_by: tuple[str, object] | None = None,
     ) -> None:
-        """edge: `PipelineOutput.route`. credit: of the producer. on_sound: called with sound that was given. made_by: the stage and
-        the code that errors name; None for the edge and its adapter."""
+        """edge: `PipelineOutput.route`. credit: the producer's. on_sound: called with each chunk of sound that the user gets.
+        made_by: the stage and the code that errors name; None for the edge and its adapter."""
         sender, receiver = ends
         self.request_id = request_id
         self.finished = False

@@ -18,7 +18,7 @@ class IncrementalDecoder:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """tokenizer: of transformers."""
+        """tokenizer: a tokenizer of transformers."""
         self._tokenizer = tokenizer
         self._recent: list[int] = []
         self._given = ""

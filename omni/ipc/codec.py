@@ -111,7 +111,7 @@ class Codec(Generic[MessageT]):
             self._memory = _Memory()  # it holds arrays
 
     def decode(self, body: bytes, memory: int | None) -> MessageT:
-        """The message. memory: its descriptor, which is closed."""
+        """Returns the message. memory: the descriptor of its shared memory, which is closed here."""
         self._mapping = map_memory(memory) if memory is not None else None
         try:
             return self._decoder.decode(body)

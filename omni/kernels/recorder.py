@@ -51,7 +51,7 @@ class VariantRecorder:
     def take(
         self, launch: Callable[..., object], kernel: Any, args: tuple[object, ...], kwargs: dict[str, Any]
     ) -> object:
-        """launch: Triton's function. Its result, or None if launches are not made."""
+        """Records a launch. launch: Triton's function. Returns its result, or None if launches are not made."""
         given = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
         # The layers of a model make equal launches: only the first is examined.
         seen = (id(kernel), tuple(map(_glance, args)), tuple(zip(given, map(_glance, given.values()), strict=True)))

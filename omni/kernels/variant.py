@@ -58,8 +58,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Of a kernel. kernel: its path, `"module:name"`. names: of all, in order. constants: the compile-time constants. general:
-    those that Triton does not specialize. defaults: by name."""
+    """The parameters of a kernel. kernel: its path, `"module:name"`. names: all of them, in order. constants: those that are
+    compile-time constants. general: those that Triton does not specialize code for. defaults: default values by name."""
 
     kernel: str
     names: tuple[str, ...]
@@ -87,8 +87,9 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """kernel: its path. arguments: by parameter, reduced to the properties that Triton specializes code for, so that equal variants
-    are one compiled kernel. options: the launch's other keyword arguments, sorted (`num_warps`, ...)."""
+    """A kernel with the arguments that its code is compiled for. kernel: its path. arguments: by parameter, reduced to the
+    properties that Triton specializes code for, so that equal variants are one compiled kernel. options: the launch's other keyword
+    arguments, sorted (`num_warps`, ...)."""
 
     kernel: str
     arguments: tuple[tuple[str, object], ...]

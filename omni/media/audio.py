@@ -158,7 +158,7 @@ def _decode(file: BinaryIO, sample_rate: int, bounds: _Bounds) -> NDArray[np.flo
 
 _SUPPORTED = "give a wav, flac, ogg or mp3 file"
 _UNKNOWN_FORMAT, _UNSUPPORTED_ENCODING, _UNIMPLEMENTED = 1, 4, 18
-"""Codes of libsndfile."""
+"""Error codes of libsndfile."""
 
 
 def _unreadable(error: soundfile.LibsndfileError, field: str) -> InputError:
@@ -175,7 +175,7 @@ def _unreadable(error: soundfile.LibsndfileError, field: str) -> InputError:
 
 
 def _blocks(sound: soundfile.SoundFile, bounds: _Bounds) -> Iterator[NDArray[np.float32]]:
-    """Mono. Without `SoundFile.blocks`, which seeks: some codecs cannot."""
+    """Yields the sound in mono, block by block. `SoundFile.blocks` would seek, which some codecs cannot."""
     most = max(1, _BLOCK // sound.channels)
     frames = 0
     while True:

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-"""Numbers per program."""
+"""Numbers that one program adds up."""
 _DATA = tl.constexpr(512)
 """Bytes before the data: the state is an int32."""
 _CALL_BIT = tl.constexpr(16)

@@ -82,7 +82,7 @@ class Ranks(ABC):
 
     @property
     def communicators(self) -> Sequence[Communicator]:
-        """Each one once."""
+        """All communicators of this rank, without duplicates."""
         own = [self.communicator, self.tensor]
         if self.pipeline is not None:
             own += [self.pipeline.hidden, self.pipeline.tokens]

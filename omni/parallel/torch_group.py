@@ -151,7 +151,7 @@ class TorchCommunicator:
             self._silent = before
 
     def close(self) -> None:
-        """Idempotent. No collective may be under way; sends may be."""
+        """Closes the group; a second call has no effect. No collective may be under way; sends may be."""
         group, self._group = self._group, None
         while self._sent:
             with suppress(RuntimeError):  # no rank receives it now
@@ -160,7 +160,7 @@ class TorchCommunicator:
             group.shutdown()
 
     def _gathered(self, x_RN: Tensor) -> Tensor:
-        """`[size, R, N]`."""
+        """Returns the tensors of all ranks, `[size, R, N]`."""
         parts = x_RN.new_empty(self._size, *x_RN.shape)
         self._run(self._group.allgather, [list(parts)], [x_RN], self._gather)
         return parts

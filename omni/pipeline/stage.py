@@ -13,7 +13,7 @@ Memory = Literal["device", "host"]
 
 
 MOST_RANKS = 64
-"""Maximum of `Stage.ranks`."""
+"""The largest number of ranks of a stage (`Stage.ranks`)."""
 MOST_POOL_BYTES = 2**40
 """Maximum pool of an edge: a larger number is a typing error."""
 

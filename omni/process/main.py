@@ -1,4 +1,4 @@
-"""The engine process."""
+"""The main function of an engine's process."""
 
 import faulthandler
 import gc

@@ -28,7 +28,7 @@ class _NoOptions(msgspec.Struct, frozen=True):
 
 
 class PayloadData(msgspec.Struct, frozen=True, array_like=True):
-    """A host payload."""
+    """A payload in host memory, as a part of a message."""
 
     meta: Typed[msgspec.Struct]
     tensors: dict[str, torch.Tensor]
@@ -115,7 +115,7 @@ class RankEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
-    """An `EngineRequest`."""
+    """Submits an `EngineRequest`; the fields are those of the request."""
 
     id: str
     modalities: frozenset[str]
@@ -186,7 +186,7 @@ class Check(msgspec.Struct, frozen=True, tag=True, array_like=True):
     fields: dict[str, str]
 
 
-class AskState(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class GetState(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The answer is an `Answer`."""
 
     number: int
@@ -204,7 +204,7 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Abort every request, free everything and exit, after `Closed`."""
 
 
-ToEngine = RankEnd | Start | TextVocabulary | Submit | AbortSubmitted | Check | AskState | Connect | Close
+ToEngine = RankEnd | Start | TextVocabulary | Submit | AbortSubmitted | Check | GetState | Connect | Close
 
 
 # From the engine.
@@ -282,7 +282,7 @@ def output_of(item: TokensOut | AudioOut | OtherOut | StageFinishedOut) -> Stage
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """usage_error, counters_error: of a stage that cannot report them; the mapping is empty then."""
+    """The state of an engine. usage_error, counters_error: the error of a stage that cannot report; the mapping is then empty."""
 
     usage: dict[str, StageUsage]
     counters: dict[str, Mapping[str, int]]
@@ -292,7 +292,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a `Check` or a `Connect` (error: of the call), or to an `AskState`."""
+    """The answer to a `Check` or a `Connect` (error: of the call), or to a `GetState`."""
 
     number: int
     state: EngineState | None = None
@@ -322,7 +322,8 @@ class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The last message. error: of `Engine.close`. state: after it. timeline: of the engine, if it was recorded."""
+    """The last message of an engine. error: the error of `Engine.close`. state: the state after that call. timeline: the engine's
+    timeline, if it was recorded."""
 
     state: EngineState
     error: ErrorData | None = None

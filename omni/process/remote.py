@@ -17,7 +17,6 @@ from omni.process.logs import show
 from omni.process.messages import (
     AbortSubmitted,
     Answer,
-    AskState,
     Check,
     Close,
     Closed,
@@ -25,6 +24,7 @@ from omni.process.messages import (
     EngineState,
     FinishedOut,
     FromEngine,
+    GetState,
     Out,
     ProcessFailed,
     RankEnd,
@@ -37,7 +37,7 @@ from omni.process.messages import (
     output_of,
 )
 from omni.process.open_requests import OpenRequests
-from omni.process.questions import CheckedParameters, Questions
+from omni.process.queries import CheckedParameters, EngineQueries
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 from omni.timeline.trace import Trace
@@ -66,14 +66,14 @@ class RemoteEngine:
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
         self.start_report = StartReport()
-        """After `ready`."""
+        """The report of the start. It is complete once `ready` is set."""
         self.closed_stages: frozenset[str] = frozenset()
         """Stages that were closed after a fault."""
         self.timeline: Trace | None = None
-        """After `close`, if one was recorded."""
+        """The engine's timeline, after `close`, if one was recorded."""
         self._longest_prompts: Mapping[str, int | None] = {}
         self._open_requests = OpenRequests()
-        self._questions = Questions(self._send)
+        self._queries = EngineQueries(self._send)
         self._checked = CheckedParameters()
         self._on_death: Callable[[StageError], StageError] = lambda error: error
         self._on_unlinked: Callable[[str], None] = lambda place: None
@@ -155,12 +155,12 @@ class RemoteEngine:
 
     @property
     def awaited(self) -> bool:
-        """Whether a request or a question is not finished."""
-        return bool(self._open_requests) or self._questions.open
+        """Whether a request or a query is not finished."""
+        return bool(self._open_requests) or self._queries.open
 
     @property
     def stopped(self) -> bool:
-        """As `EngineProcess.stopped`."""
+        """Returns what `EngineProcess.stopped` returns."""
         return self._process.stopped
 
     def submit(self, request: EngineRequest, sink: Sink) -> OmniError | None:
@@ -178,19 +178,19 @@ class RemoteEngine:
         return None
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
-        """See `Engine.abort`. number: of the request."""
+        """See `Engine.abort`. number: the number of the request."""
         self._send(AbortSubmitted(request_id, ErrorData.of(error), number))
 
     def connect(self, place: str, end: socket.socket) -> "Future[Answer | None]":
         """Connects the engine to the one on a place, through a socket, which is closed here. The answer has the error, if any;
         None if the process ended."""
 
-        def question(number: int) -> Connect:
+        def query(number: int) -> Connect:
             self._links[place] = number
             return Connect(number, place)
 
         with end:
-            return self._questions.post(question, end.fileno())[1]
+            return self._queries.post(query, end.fileno())[1]
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """See `Engine.check`: one round trip for parameters that were not checked lately. Raises StageError if the process is
@@ -209,14 +209,14 @@ class RemoteEngine:
         return self._longest_prompts[stage]
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """See `Engine.usage`. After the end of the process: the last one."""
+        """See `Engine.usage`. After the end of the process, returns the last usage."""
         state = self._state()
         if state.usage_error is not None:
             raise state.usage_error.rebuild("reporting its usage")
         return state.usage
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """See `Engine.counters`. After the end of the process: the last ones."""
+        """See `Engine.counters`. After the end of the process, returns the last counters."""
         state = self._state()
         if state.counters_error is not None:
             raise state.counters_error.rebuild("reporting its counters")
@@ -262,15 +262,15 @@ class RemoteEngine:
             self._channel.send(message, extra)
 
     def _state(self) -> EngineState:
-        answer = self._ask(AskState)
+        answer = self._ask(GetState)
         state = answer.state if answer is not None else self._last
         return state if state is not None else EngineState({}, {}, True)
 
-    def _ask(self, question: Callable[[int], Check | AskState]) -> Answer | None:
+    def _ask(self, query: Callable[[int], Check | GetState]) -> Answer | None:
         """The answer; None if the process ended, and for the listener itself, which would wait for ever (in a log handler)."""
         if threading.current_thread() is self._listener:
             return None
-        return self._questions.ask(question)
+        return self._queries.ask(query)
 
     # The listener.
 
@@ -325,7 +325,7 @@ class RemoteEngine:
                 for output in outputs:
                     self._deliver(output)
                 for answer in answers:
-                    self._questions.answer(answer)
+                    self._queries.answer(answer)
                 for record in logs:
                     show(record)
             case Closed(state, error, timeline):
@@ -370,10 +370,10 @@ class RemoteEngine:
         if died:
             error = self._on_death(type(error)(error.stage, error.doing, error.problem))
         sinks = self._open_requests.refuse(error)
-        self._questions.refuse()
+        self._queries.refuse()
         for sink in sinks:
             sink.finish(RequestFailed(self._open_requests.failure or error))
-        self._questions.close()
+        self._queries.close()
         self._release()
 
     def _release(self) -> None:

@@ -22,7 +22,6 @@ from omni.process.link import ChannelLink
 from omni.process.messages import (
     AbortSubmitted,
     Answer,
-    AskState,
     AudioOut,
     Check,
     Close,
@@ -30,6 +29,7 @@ from omni.process.messages import (
     EngineState,
     FinishedOut,
     FromEngine,
+    GetState,
     LogRecordOut,
     OtherOut,
     Out,
@@ -193,7 +193,7 @@ class EngineServer:
                 return received
 
     def _refuse(self, error: Undecodable) -> None:
-        """Fails only the request or the question of a message that cannot be decoded."""
+        """Fails only the request or the query of a message that cannot be decoded."""
         match error.raw:
             case ["Submit", str(request_id), *_, int(number), _]:
                 failure = as_omni_error("engine", "taking a request in its process", error.__cause__ or error)
@@ -220,7 +220,7 @@ class EngineServer:
                 if request_id not in self._building:
                     return [abort]
                 self._building[request_id].commands.append(abort)
-            case AskState(number):
+            case GetState(number):
                 self._asked.append(number)
             case Check():
                 self._answers.append(self._check(message, self._engine))

@@ -64,8 +64,8 @@ def rounds_of(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:
 
 
 def wait_ready(engines: Sequence[RemoteEngine]) -> None:
-    """Waits until all have loaded their stages. Raises the first error; one of a rank that has lost another is raised only if that
-    other one gives no error of its own."""
+    """Waits until all engines have loaded their stages. Raises the first error. A `LostRankError` is raised only if no other engine
+    reports an error within `LOST_RANK_SECONDS`: the lost rank's own error states the cause."""
     waiting = {engine.descriptor: engine for engine in engines}
     poll = select.poll()
     for descriptor in waiting:

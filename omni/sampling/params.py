@@ -275,4 +275,4 @@ PARAMETERS: Mapping[str, Parameter] = {
 GREEDY = msgspec.convert(
     {name: p.off if p.default is None else p.default for name, p in PARAMETERS.items()}, SamplingParams
 )
-"""Fallback defaults. None disables a field, except `seed`, which is then drawn."""
+"""Defaults for checkpoints that state none. None disables a field, except `seed`, which is then drawn."""

@@ -5,7 +5,7 @@ import os
 import platform
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Numbers of `mallopt`."""
+"""The parameters of `mallopt`, by their numbers."""
 _LARGE = 2**20
 _KEPT = 8 * 2**20
 """Free bytes at the end of the heap that are kept."""

@@ -25,7 +25,7 @@ from omni.serve.unsupported import without_unsupported
 from omni.serve.usage import TokenUsage, finish_reason, token_usage
 
 _MAX_TOKENS = 16
-"""OpenAI's default."""
+"""The default of `max_tokens` in OpenAI's API."""
 _MAX_ANSWERS = 2048
 """Maximum number of answers to all prompts of a request. Each takes time on the event loop before the request is queued."""
 
@@ -184,7 +184,7 @@ def _usage(server: Server, answers: Sequence["_Answer"]) -> TokenUsage:
 
 
 class _Answer:
-    """One answer. The next piece is the output since the last piece."""
+    """An answer as it is streamed: each piece is the output since the last piece."""
 
     def __init__(self, server: Server, index: int) -> None:
         self.last: Output | None = None

@@ -15,7 +15,7 @@ class HeldBody:
         self.bytes = 0
 
     def add(self, count: int) -> None:
-        """Raises as `check`."""
+        """Counts `count` bytes more. Raises what `check` raises."""
         self.check(count)
         self.change(count)
 

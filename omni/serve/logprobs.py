@@ -45,7 +45,7 @@ def _top(omni: AsyncOmni, token: int, logprob: float) -> TopToken:
 
 
 def token_text(omni: AsyncOmni, token: int) -> tuple[str, list[int] | None]:
-    """Text and bytes. Without a known vocabulary the text is `token_id:ID`."""
+    """Returns a token's text and its bytes. Without a known vocabulary the text is `token_id:ID`."""
     data = omni.token_text(token)
     return (f"token_id:{token}", None) if data is None else (data.decode("utf-8", "replace"), list(data))
 

@@ -21,9 +21,9 @@ def stage_sampling(
     strict: bool = True,
     **main: Any,
 ) -> dict[str, SamplingParams]:
-    """By stage. given: parameters in the body, of the main stage. by_stage: the body's `sampling`, of the other stages. strict: as
-    of `convert`. main: more parameters of the main stage, None without. A seed is for every stage that gets none of its own. Raises
-    InputError."""
+    """Returns the sampling parameters by stage. given: the parameters in the body, which are those of the main stage. by_stage: the
+    body's `sampling`, for the other stages. strict: as for `convert`. main: more parameters of the main stage; None is not given. A
+    seed is for every stage that gets none of its own. Raises InputError."""
     stages, main_stage = omni.pipeline.sampling_stages, omni.pipeline.main_stage
     own = {**given, **{name: value for name, value in main.items() if value is not None}}
     params = convert(own, SamplingParams, strict=strict)

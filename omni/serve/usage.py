@@ -9,7 +9,7 @@ from omni.pipeline import Pipeline
 
 
 class CompletionTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """audio_tokens, text_tokens: of the stages that speak, and of the one that writes."""
+    """Generated tokens. audio_tokens: those of the stages that speak. text_tokens: those of the stage that writes."""
 
     audio_tokens: int
     text_tokens: int

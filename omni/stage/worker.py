@@ -40,17 +40,17 @@ _DOING: dict[type[Inbound], str] = {
 
 
 class BatchPart(Protocol):
-    """A request, or an item of one. alone: its last batch failed, so it runs in a batch of its own."""
+    """A request, or an item of one. isolated: its last batch failed, so it runs in a batch of its own."""
 
-    alone: bool
+    isolated: bool
 
 
 PartT = TypeVar("PartT", bound=BatchPart)
 
 
 def together(parts: Sequence[PartT]) -> Sequence[PartT]:
-    """The parts that may share a batch: all, or the first that runs alone, if there is one."""
-    return next(([part] for part in parts if part.alone), parts)
+    """The parts that may share a batch: all, or the first isolated one, if there is one."""
+    return next(([part] for part in parts if part.isolated), parts)
 
 
 class MailboxWorker(ABC, Generic[RequestT]):
@@ -92,7 +92,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @abstractmethod
     def resume(self, request: RequestT) -> None:
-        """Ends a `pause`."""
+        """Lets a paused request start work again."""
 
     @abstractmethod
     def drop(self, request: RequestT) -> None:
@@ -177,7 +177,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     def retry_each(self, batch: Sequence[object], doing: str, error: Exception) -> bool:
         """Whether the parts of a failed batch run again, each alone, so that only the faulty part fails. True for a
-        batch of several parts, which the caller then marks (`BatchPart.alone`)."""
+        batch of several parts, which the caller then marks (`BatchPart.isolated`)."""
         if len(batch) > 1:
             self.retried(f"{doing} in a batch of {len(batch)}", error)
         return len(batch) > 1

@@ -76,7 +76,7 @@ class Faults:
 
 
 def planted() -> NoReturn:
-    """Raises."""
+    """Raises a PlantedError."""
     raise PlantedError("planted")
 
 

@@ -15,7 +15,7 @@ FORMAT = "omni timeline 3"
 HOST = "host"
 """The thread name of a stage's host work."""
 LAUNCH, RUN, WORK = "launch", "run", "host"
-"""Categories of slices."""
+"""The categories of slices in the exported trace."""
 
 _Event = dict[str, object]
 _Place = dict[str, int]

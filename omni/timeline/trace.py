@@ -145,7 +145,7 @@ class Step:
 
     @property
     def decodes_only(self) -> bool:
-        """Whether rows decode and no prompt tokens run beside them. True without numbers from the host."""
+        """Whether rows decode in the step and no prompt tokens run in it. True if the host recorded no numbers for the step."""
         return self.numbers.get("decodes", 1) > 0 and self.numbers.get("prefill", 0) == 0
 
     @property

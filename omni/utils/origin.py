@@ -224,7 +224,7 @@ def _module_of_function(function: FunctionType) -> str:
 
 
 def _is_inherited(method: MethodType) -> bool:
-    """Whether a class of another plugin has the method from omni."""
+    """Whether omni defines the method, and a class of a third-party plugin inherits it."""
     package = _module_of(type(method.__self__)).partition(".")[0]
     return _is_omni(str(method.__func__.__module__).partition(".")[0]) and not _is_omni(package)
 

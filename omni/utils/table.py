@@ -1,4 +1,4 @@
-"""Text in columns."""
+"""Formats text in columns."""
 
 from collections.abc import Container, Sequence
 

@@ -21,11 +21,11 @@ class FrameEmbedding(nn.Embedding):
         self._size = config.vocab_size
 
     def code(self, codes_R: Tensor, group: int) -> Tensor:
-        """`[R, B]`."""
+        """The input embedding of the codes of one group, `[R, B]`."""
         return summed_embeddings(codes_R[:, None], self._tables[group : group + 1])
 
     def forward(self, codes_RG: Tensor) -> Tensor:
-        """`[R, B]`, summed in fp32 for every dtype."""
+        """The sum of the input embeddings of a frame's codes, `[R, B]`, computed in fp32 for every dtype."""
         return summed_embeddings(codes_RG, self._tables)
 
     @property

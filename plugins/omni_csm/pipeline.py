@@ -69,7 +69,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 
 def _sampling(checkpoint: Checkpoint, config: CsmConfig) -> SamplingParams:
-    """The published defaults. A frame, not a single code, ends a sound, so there is no stop id."""
+    """Returns the published defaults. A frame, not a single code, ends a sound, so there is no stop id."""
     generation = {"max_new_tokens": _MOST_FRAMES} | checkpoint.generation_config
     published = sampling_defaults(generation | {"eos_token_id": None}, None, config.vocab_size)
     return code_sampling_defaults(generation, _DEPTH).with_defaults(published)

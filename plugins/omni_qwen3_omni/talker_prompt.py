@@ -19,7 +19,7 @@ NO_CODE = -1
 """The value of the codec column at a position without a codec id."""
 
 _OPENING = 3
-"""Tokens of `<|im_start|>assistant\\n`."""
+"""The number of tokens of `<|im_start|>assistant\\n`."""
 
 _FIRST_TEXT = 0
 """The adapter replaces it by the first text token."""

@@ -213,7 +213,7 @@ class DrawCode(Protocol):
     """Draws one id per row from code logits, by the request's `code_*` parameters and the row's seed and position."""
 
     def __call__(self, logits_RV: Tensor, group: int) -> Tensor:
-        """Returns int64 `[R]`. group: the code group, at least 1."""
+        """Returns the chosen codes, int64 `[R]`. group: the code group, at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class CodecModel(ArModel):
     @property
     @abstractmethod
     def next_width(self) -> int:
-        """Width of `Codes.next_RD`."""
+        """The width of `Codes.next_RD`, which is added to the next input embedding."""
 
     @property
     def frame_end(self) -> FrameEnd | None:

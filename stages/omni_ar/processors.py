@@ -101,7 +101,8 @@ class NamedProcessor:
     width: int
 
     def pack(self, args: Mapping[str, object], vocab_size: int) -> tuple[float, ...]:
-        """`width` numbers. Raises InputError naming the argument, and PluginError for values that are invalid for all arguments."""
+        """Returns the arguments as `width` numbers. Raises InputError naming the argument, and PluginError for values that are
+        invalid for all arguments."""
         pack = self.processor.pack
         with _naming(self.name, pack):
             packed: object = pack(args, vocab_size)

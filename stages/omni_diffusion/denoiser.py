@@ -83,7 +83,8 @@ class Denoiser:
         self._step_graphs = CapturedGraphs[int, Graph](stream.name, others="windows of other sizes")
 
     def capture(self, size: int) -> None:
-        """Captures steps of `size` rows, and the beginning of as many windows, at most `MOST_BEGUN`. At start."""
+        """Captures a step of `size` rows for each width, and the beginning of that many windows, at most `MOST_BEGUN`. Called at
+        start."""
         if (windows := min(size, MOST_BEGUN)) not in self._captured_begins:
             graph = self._device.capture(self._stream, f"{self._stream.name}-begin-{windows}", self.null_begin(windows))
             self._begin_graphs.add(None, windows, graph)

@@ -46,9 +46,9 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     """
 
     num_groups: int
-    """Codes per frame."""
+    """The number of codes of a frame."""
     sample_rate: int
-    """Hz."""
+    """The sample rate of the output, in Hz."""
     num_voices: int
     """Number of loaded voices, at least 1."""
     num_steps: int

@@ -64,7 +64,7 @@ class _Held:
     order: tuple[int, int]
 
 
-class HeldOutputs:
+class EmittedOutputs:
     """Keeps outputs until they are free, and counts their bytes, once for each request that shares them. They were allocated on the
     stage's stream, so their memory must not be released before readers on other streams are done: `Produced.free`."""
 
@@ -133,8 +133,8 @@ class Waiter:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One piece of media to encode, for all requests with the same content. feed: the input that arrived first. alone: whether it
-    must run alone, because its last batch failed. after: the end of work on it that failed batches launched."""
+    """One piece of media to encode, for all requests with the same content. feed: the input that arrived first. isolated: whether
+    it must run alone, because its last batch failed. after: the end of work on it that failed batches launched."""
 
     key: ContentKey
     item: MediaItem
@@ -142,7 +142,7 @@ class Job:
     feed: Feed
     waiters: list[Waiter] = field(default_factory=list)
     launched: bool = False
-    alone: bool = False
+    isolated: bool = False
     after: Event = COMPLETED
 
     @property

@@ -11,7 +11,7 @@ from omni.payload import PageSlice, Payload
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_encoder.batch import BatchEncoder, EncodedBatch, PreparedBatch
 from omni_encoder.inputs import Encoded, MediaItem
-from omni_encoder.jobs import EncoderRequest, HeldOutputs, Job, JobQueue, OutputCache, Outputs, Waiter
+from omni_encoder.jobs import EmittedOutputs, EncoderRequest, Job, JobQueue, OutputCache, Outputs, Waiter
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
 
@@ -42,7 +42,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         self._sending: tuple[list[Job], PreparedBatch] | None = None
         self._in_flight: deque[tuple[list[Job], EncodedBatch]] = deque()
         self._totals = {"batches": 0, "encoded": 0, "cached": 0}
-        self._held = HeldOutputs(options.held_bytes)
+        self._held = EmittedOutputs(options.held_bytes)
 
     def capture(self, lengths: Iterable[int]) -> None:
         self._encoder.capture(lengths)
@@ -162,7 +162,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         again = any(job.waiters for job in jobs) and self.retry_each(jobs, "encoding media", error)
         for job in jobs:
             if again and job.waiters:
-                job.alone, job.launched, job.after = True, False, end
+                job.isolated, job.launched, job.after = True, False, end
                 continue
             self._jobs.remove(job)
             job.feed.release(end)

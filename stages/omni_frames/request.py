@@ -54,7 +54,7 @@ def read_arrival(message: Feed, groups: int) -> ArrivedFrames:
 class FrameRequest:
     """A request from `Open` to its end. order: the serving order, in which waiting requests get rows. row: its index in per-row
     device memory; None without one. live: late results of a record that is not live are dropped. start, buffered: start of the
-    row's frames in its ring, and their number. paused: whether a consumer is behind; the request then starts no new work. alone:
+    row's frames in its ring, and their number. paused: whether a consumer is behind; the request then starts no new work. isolated:
     whether it must run alone, since its last batch failed (`omni.stage.together`). done: number of decoded frames; samples of some
     may be in flight. in_flight: number of its batches whose samples are not on the host yet. samples: samples on the host."""
 
@@ -67,7 +67,7 @@ class FrameRequest:
     start: int = 0
     buffered: int = 0
     paused: bool = False
-    alone: bool = False
+    isolated: bool = False
     done: int = 0
     in_flight: int = 0
     samples: int = 0

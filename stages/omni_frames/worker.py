@@ -152,12 +152,12 @@ class FrameWorker(MailboxWorker[RequestT]):
             retried = (again or not launching) and self.retry_each(batch, doing, error)
             for request in batch:
                 if retried:
-                    request.alone = True
+                    request.isolated = True
                 else:
                     self.fail(request.id, doing, error)
             return False
         for request in batch:
-            request.alone = False
+            request.isolated = False
             request.in_flight += samples is not None
         if samples is not None:
             self._in_flight.append(samples)

@@ -29,8 +29,9 @@ class ChunkShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """Frames of chunks. first: of a request's first one. later: possible sizes of the others, ascending; the last is
-    `VocoderOptions.chunk_frames`. fewest: the minimum of the model's first chunk. frame_seconds: sound of a frame."""
+    """The possible numbers of frames of a chunk. first: for a request's first chunk. later: for its other chunks, ascending; the
+    last is `VocoderOptions.chunk_frames`. fewest: the fewest frames of a first chunk that the model takes. frame_seconds: the
+    length of a frame's sound."""
 
     first: int
     later: tuple[int, ...]

@@ -19,7 +19,7 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
     """
 
     num_groups: int
-    """Codes per frame."""
+    """The number of codes of a frame."""
     sample_rate: int
     """Sample rate of the waveform, in Hz."""
 

@@ -11,7 +11,7 @@ from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import WindowSizes
 from tests.benchmarks.benchmark_script import BENCHMARKS
 from tests.support.frame_bench import random_codes
-from tests.support.painter import Painter, Span, drawn, heard, painted, spans
+from tests.support.painter import Painter, Span, drawn, painted, samples_of, spans
 
 OPTIONS = DiffusionOptions(first_chunk_blocks=2, chunk_blocks=1, blocks_before=1, blocks_after=2)
 
@@ -33,5 +33,5 @@ def test_a_stream_alone_equals_the_formula(alone: ModuleType, count: int) -> Non
         latents_TM = alone.denoise_alone(model, *tensors, sizes)
         wanted = painted(codes, 3, noise, windows)
         np.testing.assert_allclose(latents_TM, wanted, rtol=1e-5, atol=1e-5)
-        wave = heard(wanted, model.context)
+        wave = samples_of(wanted, model.context)
         np.testing.assert_allclose(alone.render_alone(model, latents_TM), wave, rtol=1e-4, atol=1e-5)

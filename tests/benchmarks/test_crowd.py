@@ -26,12 +26,12 @@ async def speaker(arguments):
 
 def test_slack_is_the_sound_ahead_of_the_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from bench.listening import Chunk, HeardStream, crowd_of
+    from bench.listening import Chunk, SoundStream, crowd_of
 
     # Played from 1 to 2, silent until 2.5, played until 3.5: the last chunk comes half a second before that.
-    late = HeardStream(10.0, (Chunk(1.0, 1.0), Chunk(2.5, 1.0), Chunk(3.0, 2.0)))
+    late = SoundStream(10.0, (Chunk(1.0, 1.0), Chunk(2.5, 1.0), Chunk(3.0, 2.0)))
     assert late.slacks == [-0.5, 0.5]
-    early = HeardStream(10.5, (Chunk(0.5, 1.0), Chunk(0.75, 3.0)))
+    early = SoundStream(10.5, (Chunk(0.5, 1.0), Chunk(0.75, 3.0)))
     assert early.slacks == [0.75]
     crowd = crowd_of([late, early])
     assert (crowd.streams, crowd.gaps, crowd.least_slack) == (2, 1, -0.5)

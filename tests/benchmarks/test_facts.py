@@ -13,7 +13,7 @@ from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
 FACTS = ("command python", "commit", "hardware", "host", "torch", "triton", "python")
 
 
-def _are_told(line: str) -> bool:
+def _has_facts(line: str) -> bool:
     return all(part.startswith(name) for name, part in zip(FACTS, line.split(", "), strict=True))
 
 
@@ -22,14 +22,14 @@ def test_load(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     first, again, facts = capsys.readouterr().out.splitlines()
     assert first.startswith("first: ")
     assert again.startswith("again: ")
-    assert _are_told(facts)
+    assert _has_facts(facts)
 
 
 def test_timeline_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "cost.json"
     run_script(monkeypatch, "timeline_cost", "--repeats", "2", "--json", str(file))
     *_, facts = capsys.readouterr().out.splitlines()
-    assert _are_told(facts)
+    assert _has_facts(facts)
     report = json.loads(file.read_text())
     assert report["facts"]["torch"] == torch.__version__
     assert set(report["numbers"]) == {"launch without observers", "launch, timeline off", "launch, recorded"}
@@ -42,4 +42,4 @@ def test_layers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     for needs_cuda in ("need_cuda", "Stack", "Predictor", "show"):
         monkeypatch.setattr(layers, needs_cuda, lambda *_: None)
     layers.main()
-    assert _are_told(capsys.readouterr().out.strip())
+    assert _has_facts(capsys.readouterr().out.strip())

@@ -28,7 +28,7 @@ def test_a_routing_five_percent_off_uniform_is_void(routing: ModuleType, counted
 
 def test_a_dense_model_has_no_experts_to_crowd_on(routing: ModuleType) -> None:
     assert not routing.is_void(None)
-    assert routing.told(None) == ""
+    assert routing.routing_text(None) == ""
 
 
 def test_uniform_choices_of_the_released_shape(routing: ModuleType) -> None:

@@ -43,16 +43,16 @@ def test_drafts_measures_each_drafter_against_none(monkeypatch: pytest.MonkeyPat
     file = tmp_path / "drafts.json"
     run_script(monkeypatch, "drafts", "--device", "cpu", "--tiny", "--rows", "2", "--rates", "0.8", "--json", str(file))
     numbers = json.loads(file.read_text())["numbers"]
-    plain, told, always, ngram, repeats = (each for each in numbers if each["shape"] == "tiny-text")
+    plain, fabricated, always, ngram, repeats = (each for each in numbers if each["shape"] == "tiny-text")
     whats = [each["what"] for each in (plain, ngram, repeats)]
     assert whats == ["plain", "ngram, random text", "ngram, text that repeats"]
     assert plain["length"] == 1
-    assert min(told["length"], always["length"]) > 1.5
+    assert min(fabricated["length"], always["length"]) > 1.5
     assert repeats["accepted"] == repeats["drafted"] > 0
-    for each in (told, always):
+    for each in (fabricated, always):
         assert each["per_second"] > 0
         assert each["drafted"] > each["accepted"] > each["drafted"] / 2
-    assert all(each["experts"] is None for each in (plain, told, always, ngram, repeats))
+    assert all(each["experts"] is None for each in (plain, fabricated, always, ngram, repeats))
     # Counted, not only what uniform choices would give: two of four experts a token, of two rows with up to four tokens each.
     counted = {each["what"]: each["experts"] for each in numbers if each["shape"] == "tiny-omni"}
     assert len(counted) == 5
@@ -259,10 +259,10 @@ def test_handoff_prints_its_numbers_before_it_draws(
     arguments = ("--device", "cpu", "--tiny", "--families", "hidden", "--json", str(file), "--pictures", str(tmp_path))
     with pytest.raises(RuntimeError, match="nothing to draw with"):
         run_script(monkeypatch, "handoff", *arguments)
-    told = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     for row in json.loads(file.read_text())["numbers"]:
         wall = f"{row['times']['wall'] / 1000:.3f}"
-        line = next(line for line in told if wall in line.split() and line.startswith("hidden, writer x 2"))
+        line = next(line for line in lines if wall in line.split() and line.startswith("hidden, writer x 2"))
         assert "VOID" in line
 
 
@@ -288,10 +288,10 @@ def test_colocate_in_one_process(
 
 
 @pytest.mark.parametrize(
-    ("codes", "patience", "told"), [((None, 1), 60.0, "talker 1"), ((None, None), 0.0, "more than 0.0 s")]
+    ("codes", "patience", "problem"), [((None, 1), 60.0, "talker 1"), ((None, None), 0.0, "more than 0.0 s")]
 )
 def test_a_process_that_gives_nothing_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, codes: tuple[int | None, ...], patience: float, told: str
+    monkeypatch: pytest.MonkeyPatch, codes: tuple[int | None, ...], patience: float, problem: str
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     processes = importlib.import_module("bench.processes")
@@ -301,7 +301,7 @@ def test_a_process_that_gives_nothing_is_not_waited_for(
     ]
     results: Queue[dict[str, object]] = Queue()
     results.put({"thinker": None})
-    with pytest.raises(RuntimeError, match=told):
+    with pytest.raises(RuntimeError, match=problem):
         processes.answers_of(children, results, patience)
 
 

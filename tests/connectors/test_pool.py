@@ -19,7 +19,7 @@ from omni.connector.pool import (
     RangeAllocator,
     TensorMemory,
 )
-from omni.connector.pool.sender import Stretch
+from omni.connector.pool.sender import PayloadRange
 from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.payload import Payload
@@ -166,7 +166,7 @@ def test_all_of_the_pool_comes_back_from_payloads_given_up() -> None:
             ref.abort("it is given up")
         for (piece,) in pieces:
             pool.receiver.discard(piece)
-    assert pool.sender.acquire(Stretch(0, 2**16), None, 1) is not None
+    assert pool.sender.acquire(PayloadRange(0, 2**16), None, 1) is not None
 
 
 def test_a_receiver_is_busy_until_its_payloads_are_released() -> None:

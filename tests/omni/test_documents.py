@@ -108,6 +108,44 @@ def test_links_lead_to_files_headings_and_names(document: Path) -> None:
             assert not missing, f"{document.name}: {file} defines no {', '.join(missing)}"
 
 
+CLAIM = re.compile(r"`([A-Z]\w*[a-z]\w*)`(?: \([^)]*\))? (?:in|of) `([\w/]+/[\w/]*(?:\.py)?|\w+\.py)`")
+"""A class and the module or folder that it is in: "`Name` in `path`"."""
+ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \|.*\| `([\w/]+/[\w/]*(?:\.py)?)` \|$", re.MULTILINE)
+"""A table row of names, their role, and the module or folder that they are in."""
+
+
+def places(text: str) -> set[tuple[str, str]]:
+    prose = FENCED.sub("", text)
+    rows = {(name, path) for cell, path in ROW.findall(prose) for name in re.findall(r"\w+", cell)}
+    return rows | set(CLAIM.findall(re.sub(r"\s+", " ", prose)))
+
+
+def misplaced(text: str) -> list[str]:
+    return [f"{name} in {path}" for name, path in sorted(places(text)) if not is_defined_in(path.rstrip("/"), name)]
+
+
+def is_defined_in(path: str, name: str) -> bool:
+    """Whether a module of that path, or a module in a folder of that path, defines the name."""
+    return any(name in names(source) for source in sources() if f"/{path}/" in f"{source.as_posix()}/")
+
+
+@cache
+def sources() -> tuple[Path, ...]:
+    return tuple(source for root in ROOTS for source in (REPOSITORY / root).rglob("*.py"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_classes_are_in_the_modules_that_documents_name(document: Path) -> None:
+    wrong = misplaced(document.read_text())
+    assert not wrong, f"{document.name}: {', '.join(wrong)}, which does not define it"
+
+
+def test_a_class_in_another_module_is_found() -> None:
+    row = "| `Ref`, `Lease` | a payload under way | `omni/stage/messages.py` |"
+    prose = "`Ref` (a payload) in\n`omni/stage/messages.py`, `Ref` of `connector/base.py`, `Ref` in `omni/connector/`"
+    assert misplaced(row) == misplaced(prose) == ["Ref in omni/stage/messages.py"]
+
+
 def pages_for_plugin_authors() -> list[Path]:
     """Pages before those of the reference and of the inside, by the navigation of the site."""
     nav = (REPOSITORY / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("  - Reference:")[0]
@@ -167,10 +205,10 @@ def test_the_glossary_is_sorted_and_each_term_has_a_link() -> None:
     assert {name for _, name in rows} == set(re.findall(r"^\[`([\w.]+)`\]: ", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("document", [*PAGES, REPOSITORY / "CONTRIBUTING.md"], ids=lambda document: document.name)
-def test_lines_of_prose_are_short(document: Path) -> None:
-    prose = FENCED.sub("", document.read_text())
-    assert not [line for line in prose.splitlines() if len(line) > LONGEST_LINE]
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_lines_are_short(document: Path) -> None:
+    """Also those of code blocks: they are read in the same column."""
+    assert not [line for line in document.read_text().splitlines() if len(line) > LONGEST_LINE]
 
 
 def not_one_line_an_entry(changelog: str) -> list[str]:

@@ -22,7 +22,7 @@ from tests.plugins.cut_stages import CutStages
 from tests.plugins.matrix import Cell, covering
 from tests.plugins.matrix_families import FAMILIES, family_in
 from tests.plugins.matrix_run import run_cell
-from tests.plugins.omni_qwen2_5_omni import heard_omni
+from tests.plugins.omni_qwen2_5_omni import fixed_noise
 from tests.plugins.test_hidden_states import LAYERS, expect, submit
 from tests.support import omni_engine
 from tests.support.ar_driver import plain_prompt
@@ -273,14 +273,14 @@ def test_cut_qwen3_omni_equals_the_whole_model(
 def test_cut_qwen2_5_omni_equals_the_whole_model(shape: str, layout: RankLayout) -> None:
     """Its talker is conditioned by vectors, which rank 0 alone receives."""
     cut, comparison = CutStages(layout), Comparison()
-    settings = {**heard_omni.STREAMED, "thinker.max_in_flight": 3, "talker.max_in_flight": 3, "talker.max_num_seqs": 3}
-    folder = tiny_folder(**heard_omni.SHAPES[shape])
-    engine = heard_omni.HeardEngine(folder, settings, LateDevice(layout.size), change=cut.change, graphs=True)
-    results = engine.run_simulated(heard_omni.CHATS, within=40)
+    settings = {**fixed_noise.STREAMED, "thinker.max_in_flight": 3, "talker.max_in_flight": 3, "talker.max_num_seqs": 3}
+    folder = tiny_folder(**fixed_noise.SHAPES[shape])
+    engine = fixed_noise.FixedNoiseEngine(folder, settings, LateDevice(layout.size), change=cut.change, graphs=True)
+    results = engine.run_simulated(fixed_noise.CHATS, within=40)
     assert cut.started.keys() == {"thinker", "talker"}
     cut.end()
     engine.close()
-    omni_engine.assert_all_same(results, heard_omni.answers_alone(shape, whole=False), comparison)
+    omni_engine.assert_all_same(results, fixed_noise.answers_alone(shape, whole=False), comparison)
     comparison.assert_rare()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.plugins.omni_qwen2_5_omni import heard_omni
+from tests.plugins.omni_qwen2_5_omni import fixed_noise
 from tests.support import omni_engine
 from tests.support.close_calls import Comparison
 from tests.support.omni_engine import Expected, OmniEngine, assert_all_same
@@ -84,18 +84,18 @@ def engine_3(shape: str, case: str, device: str, graphs: bool) -> OmniEngine:
 
 def engine_2_5(sound: Settings) -> Callable[[str, str, str, bool], OmniEngine]:
     def make(shape: str, case: str, device: str, graphs: bool) -> OmniEngine:
-        folder = tiny_folder(**heard_omni.SHAPES[shape])
-        return heard_omni.HeardEngine(folder, {**settings("token2wav", case), **sound}, device, graphs=graphs)
+        folder = tiny_folder(**fixed_noise.SHAPES[shape])
+        return fixed_noise.FixedNoiseEngine(folder, {**settings("token2wav", case), **sound}, device, graphs=graphs)
 
     return make
 
 
 FAMILIES: dict[str, tuple[Callable[[str, str, str, bool], OmniEngine], Callable[[str], list[Expected]]]] = {
     "qwen3_omni": (engine_3, omni_engine.answers_alone),
-    "qwen2_5_omni, whole": (engine_2_5(heard_omni.WHOLE), lambda shape: heard_omni.answers_alone(shape, whole=True)),
+    "qwen2_5_omni, whole": (engine_2_5(fixed_noise.WHOLE), lambda shape: fixed_noise.answers_alone(shape, whole=True)),
     "qwen2_5_omni, streamed": (
-        engine_2_5(heard_omni.STREAMED),
-        lambda shape: heard_omni.answers_alone(shape, whole=False),
+        engine_2_5(fixed_noise.STREAMED),
+        lambda shape: fixed_noise.answers_alone(shape, whole=False),
     ),
 }
 ON_THE_CPU = {
@@ -120,7 +120,7 @@ def test_tokens_and_speech_equal_those_of_the_cpu(
 ) -> None:
     make, answers = FAMILIES[family]
     engine = make(shape, case, device, graphs)
-    chats = omni_engine.CHATS if family == "qwen3_omni" else heard_omni.CHATS
+    chats = omni_engine.CHATS if family == "qwen3_omni" else fixed_noise.CHATS
 
     results = engine.run(chats, CASES[case][1])
 
@@ -139,7 +139,7 @@ def test_a_second_time_from_the_prefix_cache(family: str, graphs: bool) -> None:
     """In few blocks, seven tokens a step."""
     make, answers = FAMILIES[family]
     omni = make("as written", "synchronous, chunked, few blocks", "cuda", graphs)
-    chats, comparison = omni_engine.CHATS if family == "qwen3_omni" else heard_omni.CHATS, Comparison()
+    chats, comparison = omni_engine.CHATS if family == "qwen3_omni" else fixed_noise.CHATS, Comparison()
     for again in (False, True):
         before = omni.engine.counters()
         assert_all_same(omni.run(chats), answers("as written"), comparison)

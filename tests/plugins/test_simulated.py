@@ -6,7 +6,7 @@ from omni.device import open_device
 from omni.frontend.base import Chat
 from omni.testing import LaunchGuard, SimulatedDevice
 from omni.testing.simulation.late import LateDevice
-from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
+from tests.plugins.omni_qwen2_5_omni.fixed_noise import CHATS, SHAPES, STREAMED, WHOLE, FixedNoiseEngine, answers_alone
 from tests.support.close_calls import Comparison
 from tests.support.csm_reference import assert_spoken, csm_reference_of, speak, tiny_csm, turn
 from tests.support.omni_engine import OmniEngine, assert_all_same
@@ -50,7 +50,7 @@ FEW_FRAMES = {
 def test_qwen2_5_omni_on_a_device_in_any_order(seed: int) -> None:
     shape, whole = ("other sizes", "as written")[seed % 2], seed % 4 < 2
     settings = FEW_ROWS | dict(WHOLE if whole else STREAMED)
-    engine = HeardEngine(tiny_folder(**SHAPES[shape]), settings, SimulatedDevice(seed), graphs=True)
+    engine = FixedNoiseEngine(tiny_folder(**SHAPES[shape]), settings, SimulatedDevice(seed), graphs=True)
     assert_all_same(engine.run_simulated(CHATS, within=40), answers_alone(shape, whole), Comparison())
 
 
@@ -66,7 +66,7 @@ def test_csm_on_a_device_in_any_order(seed: int) -> None:
 def test_chunked_preempted_and_run_ahead(seed: int) -> None:
     """Rows that conditioned steps of a preempted request are read again where they lie."""
     settings = FEW_BLOCKS | dict(STREAMED)
-    engine = HeardEngine(tiny_folder(**SHAPES["as written"]), settings, LateDevice(seed), graphs=True)
+    engine = FixedNoiseEngine(tiny_folder(**SHAPES["as written"]), settings, LateDevice(seed), graphs=True)
     most = 0
 
     def tick() -> bool:
@@ -88,7 +88,7 @@ def test_no_torch_operation_outside_a_phase(family: str) -> None:
     engine = (
         OmniEngine(tiny_csm(), FEW_FRAMES, device)
         if family == "csm"
-        else HeardEngine(tiny_folder(**SHAPES["as written"]), FEW_ROWS | dict(STREAMED), device)
+        else FixedNoiseEngine(tiny_folder(**SHAPES["as written"]), FEW_ROWS | dict(STREAMED), device)
     )
     requests = [engine.request(asked) for asked in chats]  # the front end is free to use torch
     with LaunchGuard(device) as guard:

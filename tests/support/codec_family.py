@@ -2,7 +2,7 @@
 
 speaker ──► voice   modality "audio": frames on the device
         ──► echo    modality "echo": the same, by another vocoder
-        ──► clerk   modality "filed": frames in host memory
+        ──► host reader   modality "filed": frames in host memory
 """
 
 import json
@@ -23,19 +23,19 @@ from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from omni_frames.request import CodeFrames
 from omni_vocoder.options import VocoderOptions
-from tests.support.clerk import ClerkOptions
+from tests.support.host_readers import HostReaderOptions
 from tests.support.plugins import family_of, plugins_of
 from tests.support.small_codec import GROUPS, SmallCodec
 from tests.support.wavemaker import WaveMaker
 
-SPEAKER, VOICE, ECHO, CLERK = "speaker", "voice", "echo", "clerk"
+SPEAKER, VOICE, ECHO, HOST_READER = "speaker", "voice", "echo", "host_reader"
 _WHOLE = 64
 """Frames, more than a request has. Stages that keep rows to the end need credit for all of it, or each waits for the other."""
 _HERE = "tests.support.codec_family"
 
 
 def write_checkpoint(folder: Path, credit: int = 8) -> Path:
-    """Returns the folder. credit: of the clerk's edge."""
+    """Returns the folder. credit: of the host reader's edge."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "codec", "credit": credit}))
     return folder
@@ -51,21 +51,21 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Stage(name=VOICE, kind="vocoder", model=f"{_HERE}:build_voice", options=chunks),
             Stage(name=ECHO, kind="vocoder", model=f"{_HERE}:build_voice", options=chunks),
             Stage(
-                name=CLERK,
-                kind="frame_clerk",
-                options=ClerkOptions(max_num_seqs=_WHOLE, payloads_per_read=1),
+                name=HOST_READER,
+                kind="frame_reader",
+                options=HostReaderOptions(max_num_seqs=_WHOLE, payloads_per_read=1),
             ),
         ),
         edges=(
             _edge(VOICE, "device", _WHOLE),
             _edge(ECHO, "device", _WHOLE),
-            _edge(CLERK, "host", checkpoint.config["credit"]),
+            _edge(HOST_READER, "host", checkpoint.config["credit"]),
         ),
         outputs=(
             PipelineOutput(modality="codes", stage=SPEAKER),
             PipelineOutput(modality="audio", stage=VOICE),
             PipelineOutput(modality="echo", stage=ECHO),
-            PipelineOutput(modality="filed", stage=CLERK),
+            PipelineOutput(modality="filed", stage=HOST_READER),
         ),
         frontend=f"{_HERE}:none",
     )

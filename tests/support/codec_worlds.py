@@ -1,4 +1,4 @@
-"""Worlds of a talker with conditioning whose frames two vocoders and a clerk take, with and without pools."""
+"""Worlds of a talker with conditioning whose frames two vocoders and a host reader take, with and without pools."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.support.traffic_world import POOL, AnyEngine, Knobs, ar_knobs, pooled
 
 
 class CodecWorld:
-    """A talker with conditioning, whose frames two vocoders take on the device and a clerk in host memory."""
+    """A talker with conditioning, whose frames two vocoders take on the device and a host reader in host memory."""
 
     name = "codec"
     knobs: ClassVar[Knobs] = {
@@ -29,7 +29,7 @@ class CodecWorld:
         "voice.chunk_frames": (3, 1),
         "voice.graph_batch_sizes": ((), None, (1,)),
         "echo.max_num_seqs": (3, 1, 1),
-        "clerk.every": (1, 6),
+        "host_reader.every": (1, 6),
     }
 
     def __init__(self, folder: Path) -> None:
@@ -71,4 +71,4 @@ class PooledCodecWorld(CodecWorld):
         """The expected results are those of an engine without pools."""
         if not isinstance(device, SimulatedDevice):
             return super().engine(device, {name: value for name, value in settings.items() if name != POOL})
-        return super().engine(device, pooled(settings, *((SPEAKER, to) for to in ("voice", "echo", "clerk"))))
+        return super().engine(device, pooled(settings, *((SPEAKER, to) for to in ("voice", "echo", "host_reader"))))

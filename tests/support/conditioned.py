@@ -189,9 +189,15 @@ def ask(
     prompt = plain_prompt(heard)
     inputs = {WRITER: [Payload(plain_prompt(written))]} | ({ANSWERER: [Payload(prompt)]} if from_frontend else {})
     edges = {} if from_frontend else {f"{WRITER}->{ANSWERER}": ConditionArgs(prompt=prompt)}
-    told = {WRITER: rules} if rules is not None else {}
+    stage_rules = {WRITER: rules} if rules is not None else {}
     return EngineRequest(
-        request_id, frozenset({TEXT, ANSWER}), inputs, edges=edges, sampling=sampling, priority=priority, rules=told
+        request_id,
+        frozenset({TEXT, ANSWER}),
+        inputs,
+        edges=edges,
+        sampling=sampling,
+        priority=priority,
+        rules=stage_rules,
     )
 
 

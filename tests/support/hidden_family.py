@@ -1,8 +1,8 @@
 """A model family whose every decode token emits a hidden state, which other stages read.
 
     writer ──► reader   modality "read": on the device
-           ──► clerk    modality "filed": in host memory
-           ──► scribe   modality "noted": the tokens, without hidden states
+           ──► host reader    modality "filed": in host memory
+           ──► token reader   modality "noted": the tokens, without hidden states
 
 A checkpoint has the width of hidden states and the names of their readers.
 """
@@ -19,13 +19,13 @@ from omni.plugin.entries import ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins
 from omni.stage import StageContext
 from omni_ar.options import ArOptions
-from tests.support.clerk import ClerkOptions
 from tests.support.hidden_model import HiddenText, ReadOut
 from tests.support.hidden_reader import ReaderOptions
+from tests.support.host_readers import HostReaderOptions
 from tests.support.plugins import family_of, plugins_of
 
-WRITER, READER, CLERK, SCRIBE = "writer", "reader", "clerk", "scribe"
-MODALITIES = {READER: "read", CLERK: "filed", SCRIBE: "noted"}
+WRITER, READER, HOST_READER, TOKEN_READER = "writer", "reader", "host_reader", "token_reader"
+MODALITIES = {READER: "read", HOST_READER: "filed", TOKEN_READER: "noted"}
 _HERE = "tests.support.hidden_family"
 
 
@@ -38,8 +38,8 @@ def write_checkpoint(
     credit: int | Mapping[str, int] = 8,
     positions: int = 96,
 ) -> Path:
-    """readers: of `READER`, `CLERK` and `SCRIBE`. tokens: whether hidden states of generated tokens are emitted, and not only
-    the prompt's. credit: of each edge, or by reader. positions: the longest sequence. Returns the folder."""
+    """readers: of `READER`, `HOST_READER` and `TOKEN_READER`. tokens: whether hidden states of generated tokens are emitted, and
+    not only the prompt's. credit: of each edge, or by reader. positions: the longest sequence. Returns the folder."""
     config = {
         "model_type": "hidden",
         "width": width,
@@ -59,8 +59,12 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     )
     readers = {
         READER: Stage(name=READER, kind="hidden_reader", model=f"{_HERE}:build_readout", options=ReaderOptions()),
-        CLERK: Stage(name=CLERK, kind="hidden_clerk", model=f"{_HERE}:build_readout", options=ClerkOptions()),
-        SCRIBE: Stage(name=SCRIBE, kind="scribe", model=f"{_HERE}:build_readout", options=ClerkOptions()),
+        HOST_READER: Stage(
+            name=HOST_READER, kind="hidden_host_reader", model=f"{_HERE}:build_readout", options=HostReaderOptions()
+        ),
+        TOKEN_READER: Stage(
+            name=TOKEN_READER, kind="token_reader", model=f"{_HERE}:build_readout", options=HostReaderOptions()
+        ),
     }
     names: list[str] = checkpoint.config["readers"]
     return Pipeline(
@@ -76,8 +80,10 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 
 def _edge(reader: str, credit: int) -> Edge:
-    memory: Memory = "host" if reader == CLERK else "device"
-    adapter = "tests.support.clerk:TokensOnly" if reader == SCRIBE else "tests.support.hidden_model:ToReader"
+    memory: Memory = "host" if reader == HOST_READER else "device"
+    adapter = (
+        "tests.support.host_readers:TokensOnly" if reader == TOKEN_READER else "tests.support.hidden_model:ToReader"
+    )
     return Edge(producer=WRITER, consumer=reader, adapter=adapter, credit=credit, memory=memory)
 
 
@@ -109,6 +115,6 @@ def omni_model_families() -> Sequence[ModelFamily]:
 def omni_stage_kinds() -> Sequence[StageKindEntry]:
     return [
         StageKindEntry(name="hidden_reader", kind="tests.support.hidden_reader:ReaderKind"),
-        StageKindEntry(name="hidden_clerk", kind="tests.support.hidden_reader:ClerkKind"),
-        StageKindEntry(name="scribe", kind="tests.support.clerk:ScribeKind"),
+        StageKindEntry(name="hidden_host_reader", kind="tests.support.hidden_reader:HostReaderKind"),
+        StageKindEntry(name="token_reader", kind="tests.support.host_readers:TokenReaderKind"),
     ]

@@ -26,9 +26,9 @@ from omni.stage import (
     StageContext,
     build_model,
 )
-from tests.support.clerk import ClerkOptions, ClerkWorker
-from tests.support.desks import Case, DeskWorker
+from tests.support.bounded_worker import BoundedWorker, Case
 from tests.support.hidden_model import NUMBERS, HiddenRows, Reading, ReadOut
+from tests.support.host_readers import HostReaderOptions, HostReaderWorker
 
 _MAX_IN_FLIGHT = 2
 
@@ -59,7 +59,7 @@ class _Step:
     ready: Event
 
 
-class ReaderWorker(DeskWorker[Arrival]):
+class ReaderWorker(BoundedWorker[Arrival]):
     def __init__(self, name: str, device: Device, readout: ReadOut, options: ReaderOptions) -> None:
         super().__init__(name, options.max_num_seqs)
         most = options.max_num_seqs * options.rows_per_read
@@ -96,7 +96,7 @@ class ReaderWorker(DeskWorker[Arrival]):
 
     def advance(self) -> bool:
         self._ticks += 1
-        moved = self._collect() | self.give_desks()
+        moved = self._collect() | self.start_requests()
         parts = [(request, *part) for request in self.requests.values() for part in self._parts(request)]
         if parts:  # its ticks count as time, so a tick without a read is still progress
             moved |= bool(self._ticks % self._options.every) or self._read(parts)
@@ -104,7 +104,7 @@ class ReaderWorker(DeskWorker[Arrival]):
 
     def _parts(self, request: Case[Arrival]) -> Iterator[tuple[Arrival, int]]:
         """The next rows that can be read, by arrival, and how many of each."""
-        left = self._options.rows_per_read if request.desk and not request.paused else 0
+        left = self._options.rows_per_read if request.running and not request.paused else 0
         for arrival in request.inputs:
             if not left or not arrival.message.arrived:
                 return
@@ -184,14 +184,14 @@ class ReaderKind:
         return PlainStage(ReaderWorker(context.stage.name, context.device, readout, context.options))
 
 
-class ClerkKind:
-    """Stage kind `"hidden_clerk"`: reads them in host memory. `Stage.model` names a function `(StageContext) -> ReadOut`."""
+class HostReaderKind:
+    """Stage kind `"hidden_host_reader"`: reads them in host memory. `Stage.model` names a function `(StageContext) -> ReadOut`."""
 
-    name = "hidden_clerk"
-    options = ClerkOptions
+    name = "hidden_host_reader"
+    options = HostReaderOptions
 
     def load(self, context: StageContext) -> PlainStage:
-        assert isinstance(context.options, ClerkOptions)
+        assert isinstance(context.options, HostReaderOptions)
         readout = build_model(context, ReadOut)
 
         def read(case: Case[Feed], meta: msgspec.Struct, rows: Tensor | None) -> list[Reading]:
@@ -201,4 +201,4 @@ class ClerkKind:
             numbers = enumerate(readout.read(rows.numpy()).tolist(), meta.index)
             return [Reading(prompt=meta.prompt, index=index, numbers=tuple(row)) for index, row in numbers]
 
-        return PlainStage(ClerkWorker(context.stage.name, context.device, context.options, "hidden", read))
+        return PlainStage(HostReaderWorker(context.stage.name, context.device, context.options, "hidden", read))

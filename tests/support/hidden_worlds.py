@@ -16,7 +16,7 @@ from omni.sampling import HostRules, SamplingParams
 from omni.testing import SimulatedDevice
 from omni.testing.engines import TickedEngine
 from tests.support.ar_driver import plain_prompt
-from tests.support.hidden_family import CLERK, READER, SCRIBE, WRITER, hidden_plugins
+from tests.support.hidden_family import HOST_READER, READER, TOKEN_READER, WRITER, hidden_plugins
 from tests.support.hidden_family import write_checkpoint as write_hidden
 from tests.support.marking_connector import MarkingConnector
 from tests.support.small_text import NothingTwice, TwoInARow
@@ -35,12 +35,12 @@ class HiddenWorld:
 
     name = "hidden"
     knobs: ClassVar[Knobs] = {
-        _PAUSES: (CLERK, READER),
+        _PAUSES: (HOST_READER, READER),
         **ar_knobs(WRITER, 4, 100, 9),
         f"{READER}.max_num_seqs": (4, 1),
         f"{READER}.every": (1, 5),
-        f"{CLERK}.max_num_seqs": (4, 1),
-        f"{CLERK}.every": (1, 7),
+        f"{HOST_READER}.max_num_seqs": (4, 1),
+        f"{HOST_READER}.every": (1, 7),
     }
     _TOKENS = 12
     _VOCAB = 61
@@ -56,9 +56,9 @@ class HiddenWorld:
     _WIDTH = 64
 
     def __init__(self, folder: Path) -> None:
-        credits = {READER: {READER: 4, CLERK: WHOLE}, CLERK: {READER: WHOLE, CLERK: 4}}
+        credits = {READER: {READER: 4, HOST_READER: WHOLE}, HOST_READER: {READER: WHOLE, HOST_READER: 4}}
         self._folders = {
-            name: write_hidden(folder / name, width=self._WIDTH, readers=(READER, CLERK), credit=credit)
+            name: write_hidden(folder / name, width=self._WIDTH, readers=(READER, HOST_READER), credit=credit)
             for name, credit in credits.items()
         }
 
@@ -104,7 +104,7 @@ class PooledWorld(HiddenWorld):
         """The expected results are those of an engine without pools."""
         if not isinstance(device, SimulatedDevice):
             return super().engine(device, {name: value for name, value in settings.items() if name != POOL})
-        return super().engine(device, pooled(settings, (WRITER, READER), (WRITER, CLERK)))
+        return super().engine(device, pooled(settings, (WRITER, READER), (WRITER, HOST_READER)))
 
 
 class ApartWorld(PooledWorld):
@@ -118,9 +118,9 @@ class ApartWorld(PooledWorld):
             return super().engine(device, settings)
         assert device.schedule is not None
         options = {
-            **pooled(settings, (WRITER, READER), (WRITER, CLERK), connector=self._CONNECTOR),
+            **pooled(settings, (WRITER, READER), (WRITER, HOST_READER), connector=self._CONNECTOR),
             f"{READER}.place": THERE,
-            f"{CLERK}.place": THERE,
+            f"{HOST_READER}.place": THERE,
         }
         folder = self._folders[str(options.pop(_PAUSES))]
         return SplitEngine(folder, self._plugins(), options, device, device.schedule.random)
@@ -144,27 +144,27 @@ class MarkedWorld(ApartWorld):
 
 
 class TokensWorld(HiddenWorld):
-    """The writer in one engine; in another a slow scribe, which is given tokens only: payloads without tensors."""
+    """The writer in one engine; in another a slow token reader, which is given tokens only: payloads without tensors."""
 
     name = "apart tokens"
     knobs: ClassVar[Knobs] = {
         **ar_knobs(WRITER, 4, 100, 11),
         f"{WRITER}.max_in_flight": (1, 2),
-        f"{SCRIBE}.max_num_seqs": (4, 1),
-        f"{SCRIBE}.every": (2, 4),
-        f"{SCRIBE}.payloads_per_read": (1,),
+        f"{TOKEN_READER}.max_num_seqs": (4, 1),
+        f"{TOKEN_READER}.every": (2, 4),
+        f"{TOKEN_READER}.payloads_per_read": (1,),
     }
     CREDIT = 3
     _TOKENS = 20
 
     def __init__(self, folder: Path) -> None:
-        self._folder = write_hidden(folder, readers=(SCRIBE,), credit=self.CREDIT)
+        self._folder = write_hidden(folder, readers=(TOKEN_READER,), credit=self.CREDIT)
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> AnyEngine:
         if not isinstance(device, SimulatedDevice):
             return TickedEngine(self._folder, hidden_plugins(), settings, device, graphs=True).engine
         assert device.schedule is not None
-        options = {**settings, f"{SCRIBE}.place": THERE}
+        options = {**settings, f"{TOKEN_READER}.place": THERE}
         return SplitEngine(self._folder, hidden_plugins(), options, device, device.schedule.random)
 
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest:

@@ -59,9 +59,9 @@ class HostBench:
     def __init__(self, device: Device, width: int = 8, **sizes: int) -> None:
         self.device, self.width = device, width
         self.sender = LocalSender()
-        self.receiver = HostReceiver(LocalReceiver(), device, "writer->clerk", **sizes)
+        self.receiver = HostReceiver(LocalReceiver(), device, "writer->host_reader", **sizes)
         self.producer = device.stream("writer")
-        self.consumer = device.stream("clerk")
+        self.consumer = device.stream("host_reader")
         self.under_way: deque[Sent] = deque()
         self.sent: list[Sent] = []
 
@@ -181,7 +181,7 @@ def play(device: SimulatedDevice, seed: int) -> None:
     while left or any(not sent.finished for sent in bench.sent):
         if left and len(bench.under_way) < 3:
             bench.send(left.pop(), scattered=chance() < 0.5)
-            device.stall("clerk", 0.01 * chance())
+            device.stall("host_reader", 0.01 * chance())
         bench.poll()
         for sent in bench.sent:
             if sent.readable and not sent.finished:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from omni.connector import EdgeEnd, Reach, Receiver, Sender
 from omni.connector.pool import BOARD_BYTES, CopiedBoard, PoolPiece, PoolReceiver, PoolSender, TensorMemory
-from omni.connector.pool.sender import Stretch
+from omni.connector.pool.sender import PayloadRange
 from omni.device import COMPLETED, Event
 from omni.ipc.memory import SharedMemoryAddress, create_memory
 
@@ -37,8 +37,8 @@ class MarkingSender(PoolSender):
 
     copies: dict[int, tuple[int, Event]]
 
-    def copy(self, stretch: Stretch, piece: PoolPiece) -> tuple[Event, Exception | None]:
-        copied, error = super().copy(stretch, piece)
+    def copy(self, payload_range: PayloadRange, piece: PoolPiece) -> tuple[Event, Exception | None]:
+        copied, error = super().copy(payload_range, piece)
         self.copies[piece.cell] = piece.number, self._device.record(self._stream)
         return copied, error
 

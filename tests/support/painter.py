@@ -164,7 +164,7 @@ def painted(
     return np.stack(parts)
 
 
-def heard(latents_TM: NDArray[np.float64], context: int) -> NDArray[np.float64]:
+def samples_of(latents_TM: NDArray[np.float64], context: int) -> NDArray[np.float64]:
     """The samples of a whole stream."""
     level = np.sin(latents_TM.mean(1))
     return np.array(
@@ -209,7 +209,7 @@ class Bench(FrameBench):
     ) -> None:
         """The samples of its windows, each by the book."""
         noise = noise if noise is not None else noise_of(request_id, len(codes))
-        whole = heard(painted(codes, voice, noise, spans(len(codes), self.options)), self.model.context)
+        whole = samples_of(painted(codes, voice, noise, spans(len(codes), self.options)), self.model.context)
         self.expect_wave(request_id, len(codes), whole.astype(np.float32), rtol=1e-4, atol=1e-5)
 
 

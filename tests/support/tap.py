@@ -11,8 +11,8 @@ from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.plugin.entries import StageKindEntry
 from omni.stage import Feed, PlainStage, StageContext
 from omni_frames.request import CodeFrames
-from tests.support.clerk import ClerkOptions, ClerkWorker
-from tests.support.desks import Case
+from tests.support.bounded_worker import Case
+from tests.support.host_readers import HostReaderOptions, HostReaderWorker
 
 
 class CodesChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,15 +21,15 @@ class CodesChunk(msgspec.Struct, frozen=True, kw_only=True):
     codes: tuple[int, ...]
 
 
-class FrameClerkKind:
-    """Stage kind `"frame_clerk"`: reads code frames in host memory. Has no model."""
+class FrameReaderKind:
+    """Stage kind `"frame_reader"`: reads code frames in host memory. Has no model."""
 
-    name = "frame_clerk"
-    options = ClerkOptions
+    name = "frame_reader"
+    options = HostReaderOptions
 
     def load(self, context: StageContext) -> PlainStage:
-        assert isinstance(context.options, ClerkOptions)
-        return PlainStage(ClerkWorker(context.stage.name, context.device, context.options, "codes", read_frames))
+        assert isinstance(context.options, HostReaderOptions)
+        return PlainStage(HostReaderWorker(context.stage.name, context.device, context.options, "codes", read_frames))
 
 
 def read_frames(case: Case[Feed], meta: msgspec.Struct, rows: Tensor | None) -> list[CodesChunk]:
@@ -40,13 +40,13 @@ def read_frames(case: Case[Feed], meta: msgspec.Struct, rows: Tensor | None) -> 
 
 @hookimpl
 def omni_stage_kinds() -> list[StageKindEntry]:
-    return [StageKindEntry(name="frame_clerk", kind="tests.support.tap:FrameClerkKind")]
+    return [StageKindEntry(name="frame_reader", kind="tests.support.tap:FrameReaderKind")]
 
 
 def with_tap(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with a clerk beside its vocoder, as the output modality `"codes"`."""
+    """The pipeline with a host reader beside its vocoder, as the output modality `"codes"`."""
     (vocoder,) = (output.stage for output in pipeline.outputs if output.modality == "audio")
     (edge,) = (edge for edge in pipeline.edges if edge.consumer == vocoder)
-    tap = Stage(name="tap", kind="frame_clerk", options=ClerkOptions(max_num_seqs=1000))
+    tap = Stage(name="tap", kind="frame_reader", options=HostReaderOptions(max_num_seqs=1000))
     tapped = msgspec.structs.replace(edge, consumer="tap", memory="host")
     return pipeline.extended(stages=[tap], edges=[tapped], outputs=[PipelineOutput(modality="codes", stage="tap")])

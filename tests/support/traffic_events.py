@@ -9,7 +9,7 @@ from torch import Tensor
 
 from omni.connector.pieces import ByteMemory, PayloadLayout
 from omni.connector.pool import PoolPiece, PoolReceiver, PoolSender
-from omni.connector.pool.sender import Stretch
+from omni.connector.pool.sender import PayloadRange
 from omni.device import Event
 from omni.engine.credit import Credit
 from omni.engine.peer_messages import ToConsumer
@@ -48,8 +48,10 @@ def counting(happened: Counter[str]) -> Iterator[None]:
         happened["copied pieces"] += 1
         return copy(receiver, piece, into)
 
-    def acquired(sender: PoolSender, stretch: Stretch, layout: PayloadLayout | None, pieces: int) -> PoolPiece | None:
-        piece = acquire(sender, stretch, layout, pieces)
+    def acquired(
+        sender: PoolSender, payload_range: PayloadRange, layout: PayloadLayout | None, pieces: int
+    ) -> PoolPiece | None:
+        piece = acquire(sender, payload_range, layout, pieces)
         happened["full pools"] += piece is None
         return piece
 

@@ -42,7 +42,8 @@ class InlineRef(CopiedRef[Piece]):
 
     def __init__(self, sender: "InlineSender", payload: Payload, ready: Event) -> None:
         parts, nbytes = parts_of(payload)
-        super().__init__(payload, ready, (piece for part in parts for piece in cut(part, COPY_BYTES, COPY_ROWS)))
+        copies = (piece for part in parts for piece in cut(part, COPY_BYTES, COPY_ROWS))
+        super().__init__(payload, ready, copies)
         self._layout = PayloadLayout.of(payload, parts, nbytes)
         self._host = sender.device.host_tensor((nbytes,), torch.uint8)
         self._copies = sender.copies
@@ -64,7 +65,7 @@ class InlineRef(CopiedRef[Piece]):
 
 
 class InlineSender:
-    """The producer's end. It keeps no list of payloads, so it has nothing to give up or to close."""
+    """The producer's end. It has no list of payloads, so it has nothing to give up or to close."""
 
     def __init__(self, end: EdgeEnd) -> None:
         self.address = InlineAddress()
@@ -103,7 +104,7 @@ class InlinePending:
 
 
 class InlineReceiver:
-    """The consumer's end. released: memory of payloads, which launched phases read until the event."""
+    """The consumer's end. released: memory of payloads that phases read until the event."""
 
     def __init__(self, end: EdgeEnd) -> None:
         self.released: list[tuple[Event, Tensor]] = []
@@ -120,7 +121,8 @@ class InlineReceiver:
         host.numpy()[:] = piece.data
         memory = self._device.empty(piece.data.shape, torch.uint8, self._stream)
         self._device.launch(self._stream, copy_payload, memory, host)
-        received = Received(piece.layout.payload(ByteMemory(memory)), self._device.record(self._stream))
+        payload = piece.layout.payload(ByteMemory(memory))
+        received = Received(payload, self._device.record(self._stream))
         return InlinePending(self, memory, received)
 
     def discard(self, piece: object) -> None:

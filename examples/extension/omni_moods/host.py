@@ -35,7 +35,8 @@ class HostWorker(MailboxWorker[Inputs]):
     def feed(self, request: Inputs, message: Feed) -> None:
         meta = message.payload.meta
         if not isinstance(meta, self.takes):
-            problem = f"a {type(meta).__name__} is no {self.takes.__name__}: have the edge's adapter drop it"
+            given, wanted = type(meta).__name__, self.takes.__name__
+            problem = f"a {given} is no {wanted}: have the edge's adapter drop it"
             raise StageError(self.name, "taking its input", problem)
         request.feeds.append(message)
 

@@ -21,14 +21,17 @@ class Mood(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def floats(rows_nD: Tensor) -> NDArray[np.float32]:
-    """Of a tensor in host memory. A worker calls no operation of torch outside of phases, and numpy has no bfloat16."""
+    """The numbers of a tensor in host memory.
+
+    A worker calls no operation of torch outside of phases, and numpy has no bfloat16.
+    """
     if rows_nD.dtype == torch.bfloat16:
         return (rows_nD.view(torch.int16).numpy().astype(np.int32) << 16).view(np.float32)
     return rows_nD.numpy().astype(np.float32)
 
 
 def classify(hidden_nD: NDArray[np.float32], moods: int) -> NDArray[np.float64]:
-    """Scores `[M]`: a fixed projection of the mean over the positions, in place of a trained one."""
+    """Scores `[M]`: a fixed projection of the mean over positions, in place of a trained one."""
     weights_DM = np.sin(np.linspace(-1, 1, hidden_nD.shape[1] * moods).reshape(-1, moods))
     scores_M: NDArray[np.float64] = hidden_nD.astype(np.float64).mean(0) @ weights_DM
     return scores_M

@@ -16,5 +16,9 @@ def omni_stage_kinds() -> list[StageKindEntry]:
 def omni_pipeline_extensions() -> list[PipelineExtension]:
     return [
         PipelineExtension(name="quiet", extend="omni_moods.extension:quiet"),
-        PipelineExtension(name="mood", extend="omni_moods.extension:mood", families=("qwen3_omni", "qwen2_5_omni")),
+        PipelineExtension(
+            name="mood",
+            extend="omni_moods.extension:mood",
+            families=("qwen3_omni", "qwen2_5_omni"),
+        ),
     ]

@@ -1,4 +1,7 @@
-"""The model: the row of a table is the logits of the next byte. Shape legend: T tokens, R rows, V vocabulary."""
+"""The model: the row of a table is the logits of the next byte.
+
+Shape legend: T tokens, R rows, V vocabulary.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +23,12 @@ class BigramModel(ArModel):
     @property
     def shape(self) -> ArShape:
         return ArShape(
-            num_layers=0, num_kv_heads=1, head_dim=1, hidden_width=BYTES, vocab_size=BYTES, max_positions=4096
+            num_layers=0,
+            num_kv_heads=1,
+            head_dim=1,
+            hidden_width=BYTES,
+            vocab_size=BYTES,
+            max_positions=4096,
         )
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:

@@ -7,7 +7,8 @@ from omni_ar.options import ArOptions
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
-    options = ArOptions(sampling=sampling_defaults(checkpoint.generation_config, None, vocab_size=256))
+    sampling = sampling_defaults(checkpoint.generation_config, None, vocab_size=256)
+    options = ArOptions(sampling=sampling)
     return Pipeline(
         family="bigram",
         stages=(Stage(name="writer", kind="ar", model="omni_bigram.model:build", options=options),),

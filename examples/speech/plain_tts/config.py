@@ -16,7 +16,8 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class VocoderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """width: channels behind the code tables, halved by each of the upsampling `rates`. sample_rate: Hz."""
+    """width: channels behind the code tables, halved by each of the upsampling `rates`.
+    sample_rate: in Hz."""
 
     width: Count
     rates: tuple[Count, ...]
@@ -24,7 +25,7 @@ class VocoderConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TtsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """codebook_size: codes of a group. speak_token: the text id after the text, at which speech begins."""
+    """codebook_size: codes of a group. speak_token: the id after the text; speech begins there."""
 
     text_vocab_size: Count
     codebook_size: Count
@@ -50,5 +51,6 @@ def read_config(raw: dict[str, Any]) -> TtsConfig:
     config = typed_config(TtsConfig, raw)
     require_index("config.json: speak_token", config.speak_token, config.text_vocab_size)
     if config.decoder(config.talker).width != config.decoder(config.code_predictor).width:
-        raise CheckpointError("config.json: code_predictor.hidden_size", "is not the talker's", RESTORE_FILE)
+        field = "config.json: code_predictor.hidden_size"
+        raise CheckpointError(field, "is not the talker's", RESTORE_FILE)
     return config

@@ -21,7 +21,8 @@ class TtsFrontend(TokenizedFrontend):
         self._config = config
 
     def prepare(self, chat: Chat) -> Prepared:
-        """Raises InputError for media, several messages, and messages without text or with the reserved word."""
+        """Raises InputError for media, several messages, and messages without text or with the
+        reserved word."""
         texts = message_texts(chat)
         if len(texts) != 1:
             raise InputError("messages", f"are {len(texts)}", "give one: the text to speak")

@@ -24,7 +24,8 @@ class Talker(CodecTalker):
             device=device,
             dtype=dtype,
         )
-        self.embed_text = nn.Embedding(config.text_vocab_size, layers.width, device=device, dtype=dtype)
+        ids = config.text_vocab_size
+        self.embed_text = nn.Embedding(ids, layers.width, device=device, dtype=dtype)
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
         x_TD: Tensor = self.embed_text(prompt.columns_CT[0])
@@ -32,7 +33,9 @@ class Talker(CodecTalker):
 
 
 def build(context: StageContext) -> Talker:
-    model = Talker(read_config(context.checkpoint), device=context.device.torch_device, dtype=context.dtype)
-    prefixes = {"talker.model.embed_tokens.": "embed_text.", "talker.model.": "decoder.", "talker.": ""}
+    config, device = read_config(context.checkpoint), context.device.torch_device
+    model = Talker(config, device=device, dtype=context.dtype)
+    embedding = "talker.model.embed_tokens."
+    prefixes = {embedding: "embed_text.", "talker.model.": "decoder.", "talker.": ""}
     load_weights(model, context, prefixes)
     return model

@@ -20,7 +20,8 @@ _CODES, _GROUPS, _WIDTH, _SPEAK = 40, 4, 32, "<|speak|>"
 def write(directory: Path, *, seed: int) -> None:
     """About 60,000 parameters in float32, and a tokenizer of bytes."""
     tokenizer = byte_tokenizer((_SPEAK,))
-    talker, small = decoder_settings(2, 4, 2, 16, _WIDTH, 512), decoder_settings(1, 2, 1, 16, _WIDTH, _GROUPS)
+    talker = decoder_settings(2, 4, 2, 16, _WIDTH, 512)
+    small = decoder_settings(1, 2, 1, 16, _WIDTH, _GROUPS)
     config = {
         "model_type": "plain_tts",
         "text_vocab_size": len(tokenizer),
@@ -33,11 +34,13 @@ def write(directory: Path, *, seed: int) -> None:
     }
     tokenizer.save_pretrained(directory)
     write_json(directory / "config.json", config)
-    write_json(directory / "generation_config.json", {"eos_token_id": _CODES, "do_sample": True, "top_k": 20})
+    generation = {"eos_token_id": _CODES, "do_sample": True, "top_k": 20}
+    write_json(directory / "generation_config.json", generation)
     generator = torch.Generator().manual_seed(seed)
     with quiet(), torch.no_grad():
         vocoder = Vocoder(read_config(Checkpoint(directory)))
-        model = nn.ModuleDict({"talker": _talker(talker, small, len(tokenizer)), "vocoder": vocoder})
+        speaker = _talker(talker, small, len(tokenizer))
+        model = nn.ModuleDict({"talker": speaker, "vocoder": vocoder})
         fill(model, generator, deep="vocoder")
         codes_1NG = torch.randint(_CODES, (1, 50, _GROUPS), generator=generator)
         row_1, state = torch.zeros(1, dtype=torch.int64), vocoder.new_state(1)

@@ -1,4 +1,7 @@
-"""The vocoder: codec frames in, sound out. Shape legend: B rows, N frames, G code groups, D width, S samples."""
+"""The vocoder: codec frames in, sound out.
+
+Shape legend: B rows, N frames, G code groups, D width, S samples.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +15,14 @@ from plain_tts.config import TtsConfig, read_config
 
 
 class Vocoder(StreamingVocoder):
-    """Causal convolutions: each frame gives its samples at once, from state that is carried of those before."""
+    """Causal convolutions: each frame gives its samples at once, from state of those before."""
 
     def __init__(self, config: TtsConfig) -> None:
         own, rates = config.vocoder, UpsamplingRates(config.vocoder.rates)
         super().__init__(num_groups=config.num_groups, sample_rate=own.sample_rate, rates=rates)
-        self._last_code, layout, width = config.codebook_size - 1, self.layout, own.width
-        self.tables = nn.ModuleList(nn.Embedding(config.codebook_size, width) for _ in range(config.num_groups))
+        codes, layout, width = config.codebook_size, self.layout, own.width
+        self._last_code = codes - 1
+        self.tables = nn.ModuleList(nn.Embedding(codes, width) for _ in range(config.num_groups))
         layers: list[nn.Module] = [CausalConv(layout, nn.Conv1d(width, width, 7))]
         for rate in own.rates:
             up, width = nn.ConvTranspose1d(width, width // 2, 2 * rate, rate), width // 2

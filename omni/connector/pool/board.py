@@ -20,8 +20,8 @@ LARGEST_PART = 4
 class PoolPiece(msgspec.Struct, frozen=True, array_like=True):
     """Bytes `offset` to `offset + nbytes` of a payload, from byte `start` of the pool.
 
-    cell, number: `number` in `cell` of the board acknowledges the piece.
-    layout: of the payload, with its first piece. pieces: of the payload; 0 if it has no bytes.
+    cell, number: the receiver acknowledges the piece by writing `number` to `cell` of the board.
+    layout: the layout of the payload, in its first piece only. pieces: the number of pieces of the payload, 0 if it has no bytes.
     """
 
     cell: int
@@ -46,7 +46,7 @@ class CopiedBoard:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyEvent:
     """The event of a copy that is on a board. A later piece in its cell has a higher number, and follows it."""
 
     board: NDArray[np.int64]

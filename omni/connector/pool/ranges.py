@@ -3,7 +3,7 @@
 from bisect import bisect
 
 _ALIGNMENT = 256
-"""Bytes. A GPU copies aligned memory faster."""
+"""Ranges are multiples of this number of bytes: a GPU copies aligned memory faster."""
 
 
 def aligned_down(nbytes: int) -> int:

@@ -34,7 +34,7 @@ class TensorMemory:
     """A pool that is a tensor here."""
 
     def __init__(self, pool: Tensor, device: torch.device) -> None:
-        """device: the receiver's."""
+        """device: the device that the receiver delivers to."""
         self.views = ByteMemory(pool) if pool.device == device else None
         self._pool = pool
 
@@ -126,8 +126,9 @@ class PoolReceiver:
         on_close: Callable[[], object],
         copied: NDArray[np.int64] | None = None,
     ) -> None:
-        """board, pool_bytes, copied (`CopiedBoard.host`): of the sender. on_close: frees memory and boards, when nothing
-        reads them."""
+        """board: the board that the sender reads acknowledgements from. pool_bytes: the size of the sender's pool. copied: the
+        sender's `CopiedBoard.host`; None if it sends a piece only after its copy. on_close: frees memory and boards; called
+        when nothing reads them."""
         self._device = end.device
         self._stream = end.device.stream(f"{end.edge}-receive")
         self.nothing = ByteMemory(end.device.empty((0,), torch.uint8, self._stream))

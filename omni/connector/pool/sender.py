@@ -13,7 +13,7 @@ from torch import Tensor
 
 from omni.connector.base import EdgeEnd
 from omni.connector.pieces import ByteMemory, CopiedRef, Part, PayloadLayout, Piece, cut, parts_of, whole
-from omni.connector.pool.board import BOARD_CELLS, LARGEST_PART, Copied, CopiedBoard, PoolPiece
+from omni.connector.pool.board import BOARD_CELLS, LARGEST_PART, CopiedBoard, CopyEvent, PoolPiece
 from omni.connector.pool.ranges import RangeAllocator, aligned_down
 from omni.device import Event, PhaseCategory, declare_categories
 from omni.payload import PageSlice, Payload
@@ -28,7 +28,7 @@ _NOT_GIVEN = np.iinfo(np.uint64).max
 declare_categories({"copy_tensors": PhaseCategory.PAYLOAD})
 
 
-class Stretch(NamedTuple):
+class PayloadRange(NamedTuple):
     """Bytes `start` to `end` of a payload that are one piece. plain: whole tensors; if there are none, `pieces`."""
 
     start: int
@@ -42,12 +42,12 @@ class _Copying(NamedTuple):
     copied: Event
 
 
-class PoolRef(CopiedRef[Stretch]):
+class PoolRef(CopiedRef[PayloadRange]):
     """A payload on its way through the pool."""
 
     def __init__(self, sender: "PoolSender", payload: Payload, ready: Event) -> None:
         parts, nbytes = parts_of(payload)
-        super().__init__(payload, ready, _stretches(parts, nbytes, sender.piece_bytes))
+        super().__init__(payload, ready, _ranges_of(parts, nbytes, sender.piece_bytes))
         self._sender = sender
         self._layout: PayloadLayout | None = PayloadLayout.of(payload, parts, nbytes)
         self._pieces = len(self.left)
@@ -77,20 +77,20 @@ class PoolRef(CopiedRef[Stretch]):
             self._sender.give_back(self._copying.popleft().piece)
 
     def _copy_next(self) -> bool:
-        stretch = self.left[0]
-        piece = self._sender.acquire(stretch, self._layout, self._pieces)
+        payload_range = self.left[0]
+        piece = self._sender.acquire(payload_range, self._layout, self._pieces)
         if piece is None:
             return False
         self.left.popleft()
         self._layout = None
-        self.copied, error = self._sender.copy(stretch, piece)
+        self.copied, error = self._sender.copy(payload_range, piece)
         self._copying.append(_Copying(piece, self.copied))
         if error is not None:
             raise error
         return True
 
 
-def _stretches(parts: Sequence[Part], nbytes: int, most_bytes: int) -> Iterator[Stretch]:
+def _ranges_of(parts: Sequence[Part], nbytes: int, most_bytes: int) -> Iterator[PayloadRange]:
     """The pieces of a payload. Tensors that fit together are one."""
     full = [part for part in parts if part.nbytes]
     if not full:
@@ -99,13 +99,13 @@ def _stretches(parts: Sequence[Part], nbytes: int, most_bytes: int) -> Iterator[
     if nbytes <= most_bytes and sum(part.rows for part in slices) <= _MAX_ROWS:
         end = full[-1].start + full[-1].nbytes
         if slices:
-            yield Stretch(full[0].start, end, pieces=[whole(part) for part in full])
+            yield PayloadRange(full[0].start, end, pieces=[whole(part) for part in full])
         else:
-            yield Stretch(full[0].start, end, plain=full)
+            yield PayloadRange(full[0].start, end, plain=full)
         return
     for part in full:
         for piece in cut(part, most_bytes, _MAX_ROWS):
-            yield Stretch(piece.start, piece.start + piece.nbytes, pieces=(piece,))
+            yield PayloadRange(piece.start, piece.start + piece.nbytes, pieces=(piece,))
 
 
 class PoolSender:
@@ -164,12 +164,12 @@ class PoolSender:
             self._given.clear()
             self._on_close()
 
-    def acquire(self, stretch: Stretch, layout: PayloadLayout | None, pieces: int) -> PoolPiece | None:
+    def acquire(self, payload_range: PayloadRange, layout: PayloadLayout | None, pieces: int) -> PoolPiece | None:
         """A piece with a range of the pool and a cell of the board; None if it cannot be copied now."""
-        if stretch.pieces and not self._copier.ready:
+        if payload_range.pieces and not self._copier.ready:
             return None
         self._collect()
-        nbytes = stretch.end - stretch.start
+        nbytes = payload_range.end - payload_range.start
         start = self._ranges.acquire(nbytes) if self._free_cells else None
         if start is None:
             return None
@@ -180,35 +180,36 @@ class PoolSender:
             cell=cell,
             number=self._numbers,
             start=start,
-            offset=stretch.start,
+            offset=payload_range.start,
             nbytes=nbytes,
             layout=layout,
             pieces=pieces,
         )
         return piece
 
-    def copy(self, stretch: Stretch, piece: PoolPiece) -> tuple[Event, Exception | None]:
+    def copy(self, payload_range: PayloadRange, piece: PoolPiece) -> tuple[Event, Exception | None]:
         """Copies to the piece's range. Returns the end of the copies, and their first error."""
         pool = self._pool
         assert pool is not None
         shift = piece.start - piece.offset
-        if stretch.pieces:
+        if payload_range.pieces:
             transfers = [
-                each.transfer(pool.view(each.start + shift, torch.uint8, (each.nbytes,))) for each in stretch.pieces
+                each.transfer(pool.view(each.start + shift, torch.uint8, (each.nbytes,)))
+                for each in payload_range.pieces
             ]
             result = self._copier.copy(transfers)
             if result.failed or self._copied is None:
                 return result.end, next(iter(result.failed.values()), None)
         word = None if self._copied is None else self._words[piece.cell]
-        into = [pool.view(part.start + shift, part.dtype, part.shape) for part in stretch.plain]
-        tensors = [part.tensor for part in stretch.plain]
+        into = [pool.view(part.start + shift, part.dtype, part.shape) for part in payload_range.plain]
+        tensors = [part.tensor for part in payload_range.plain]
         try:
             self._device.launch(self._stream, copy_tensors, into, tensors, word, piece.number)
         except Exception as error:
             return self._device.record(self._stream), error
         if self._copied is None:
             return self._device.record(self._stream), None
-        return Copied(self._copied.host, piece.cell, piece.number), None
+        return CopyEvent(self._copied.host, piece.cell, piece.number), None
 
     def give_back(self, piece: PoolPiece) -> None:
         """A piece that is not sent. Its copy may still run: other copies into its range follow on the same stream.

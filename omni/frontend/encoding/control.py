@@ -70,7 +70,7 @@ class ControlTokens:
         yield text[place:].translate(back)
 
     def _stand_ins(self, chat: str, turns: Turns) -> dict[int, int]:
-        """Replacements by character."""
+        """Returns the character that replaces each first character of a control token, as code points."""
         texts = (chat, *(text for turn in turns for text in _texts(turn["content"])))
         used = {ord(sign) // _BLOCK for text in texts for sign in set(text)}
         first = next((first for first in _PRIVATE if first // _BLOCK not in used), None)

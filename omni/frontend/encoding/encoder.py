@@ -56,8 +56,8 @@ class Encoder:
         return self._plain is not None and (step is None or b'"prepend_scheme":"first"' not in step.__getstate__())
 
     def encode(self, text: str, *, add_special_tokens: bool = True, limit: PromptLimit | None = None) -> Ids:
-        """Int64 `[T]`. add_special_tokens: those that the tokenizer puts around every text. Raises InputError for a long text
-        beyond `limit`, without reading it to its end."""
+        """Returns the text's token ids, int64 `[T]`. add_special_tokens: whether to add those that the tokenizer puts around every
+        text. Raises InputError for a long text beyond `limit`, without reading it to its end."""
         if self._whole is None:
             with self._lock:
                 return np.asarray(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], np.int64)

@@ -32,7 +32,7 @@ _JOIN, _COUNT = "omni join", "omni count"
 _LENGTHENING = {"center", "indent", "join", "replace", "tojson", "urlize", "wordwrap", "xmlattr"}
 """Filters that lengthen their input; methods below."""
 _SLOW = {"striptags", "title", "urlize", "wordcount", "wordwrap", "xmlattr"}
-"""Slow filters."""
+"""Filters that take long for a long input, so its length is checked first."""
 _SPLITTING_METHODS = {"rsplit", "split", "splitlines"}
 _LENGTHENING_METHODS = {"center", "expandtabs", "join", "ljust", "replace", "rjust", "to_bytes", "translate", "zfill"}
 

@@ -14,7 +14,7 @@ loop."""
 
 
 class _Encoder(Protocol):
-    """An asynchronous `SpeechEncoder`."""
+    """A `SpeechEncoder` with asynchronous methods."""
 
     async def push(self, samples: Samples) -> bytes: ...
 
@@ -25,15 +25,15 @@ class EncodedSound:
     """One answer's sound as a file, encoded beside the event loop. For one task at a time."""
 
     def __init__(self, format: str, pool: EncoderPool, *, whole: bool = False) -> None:
-        """format: of `FORMATS`. whole: whether the file is wanted in one piece."""
+        """format: a name in `FORMATS`. whole: whether the file is wanted in one piece."""
         self._format = format
         self._pool = pool
         self._whole = whole
         self._encoder: _Encoder | None = None
 
     async def push(self, samples: torch.Tensor, sample_rate: int) -> bytes:
-        """samples: float32 `[n]`. sample_rate: Hz, always the same. The bytes that are ready, perhaps none. Raises StageError if a
-        process of encoders fails."""
+        """Encodes samples. samples: float32 `[n]`. sample_rate: in Hz, the same in each call. Returns the bytes that are ready,
+        perhaps none. Raises StageError if a process of encoders fails."""
         if self._encoder is None:
             self._encoder = self._opened(sample_rate)
         return await self._encoder.push(samples.numpy())

@@ -67,7 +67,7 @@ class EncoderProcess:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Returns at once."""
+        """Starts the processes without waiting for them."""
         self._thread.submit(self._started)
 
     async def encode(self, work: EncodeWork) -> bytes:
@@ -78,7 +78,7 @@ class EncoderProcess:
         return reply.data
 
     def forget(self, file: int) -> None:
-        """Idempotent. For any thread."""
+        """Forgets a file; a second call has no effect. Any thread may call it."""
         if file in self.files:
             self.files.discard(file)
             if not self._closed:
@@ -179,7 +179,7 @@ class PooledEncoder:
         return b"".join([await self._encode(samples[start : start + _SLICE], last=False) for start in slices])
 
     async def finish(self) -> bytes:
-        """The rest. Raises StageError if the process fails."""
+        """Ends the sound and returns the rest of its bytes. Raises StageError if the process fails."""
         data = await self._encode(None, last=True)
         self._process.files.discard(self._number)
         return data

@@ -34,7 +34,7 @@ def reading_messages(omni: AsyncOmni, text: str, instructions: str) -> list[dict
 def reading_sampling(
     omni: AsyncOmni, text: str, given: dict[str, Any], by_stage: dict[str, dict[str, Any]]
 ) -> dict[str, SamplingParams]:
-    """By stage. given, by_stage: of the request's body. Raises InputError."""
+    """Returns the sampling parameters by stage. given, by_stage: parameters in the request's body. Raises InputError."""
     if omni.pipeline.text_stage is None:
         return stage_sampling(omni, given, by_stage)
     others = given.keys() - {"seed"}

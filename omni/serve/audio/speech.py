@@ -67,7 +67,7 @@ class SpeechDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechCall:
-    """A checked request. format: of `FORMATS`. limited: stages whose tokens the client limits."""
+    """A checked request. format: a name in `FORMATS`. limited: stages whose tokens the client limits."""
 
     messages: list[dict[str, Any]]
     arguments: GenerateArguments

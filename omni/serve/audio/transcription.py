@@ -36,7 +36,7 @@ _NOT_GIVEN = {
 GREEDY = 0.0
 """OpenAI's default temperature here."""
 _BLOCK = 2**16
-"""Samples."""
+"""Samples that are read at a time."""
 
 
 class TranscriptionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Answers a chat."""
+"""Answers the requests of `/v1/chat/completions`."""
 
 from starlette.responses import Response
 

@@ -47,7 +47,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     json_schema: JsonSchema | None = None
 
     def structured(self) -> StructuredOutput | None:
-        """Raises InputError."""
+        """Returns the grammar that the format asks for, or None. Raises InputError for an unusable schema."""
         if self.type == "json_schema":
             if self.json_schema is None or self.json_schema.schema is None:
                 raise InputError("response_format.json_schema.schema", "is missing", "give a JSON schema")

@@ -26,6 +26,6 @@ class AnswerSound:
         return base64.b64encode(data[:whole]).decode()
 
     async def finish(self) -> str:
-        """The rest."""
+        """Ends the sound and returns the rest of it in base64."""
         rest, self._left = self._left + await self._sound.finish(), b""
         return base64.b64encode(rest).decode()

@@ -37,7 +37,7 @@ class _Answer:
             self.reasons, self.last = output.finish_reasons, output
 
     async def file(self, format: str, pool: EncoderPool) -> str:
-        """Base64."""
+        """Returns the sound as a file in base64."""
         if not self.sound:
             return ""
         encoded = EncodedSound(format, pool, whole=True)

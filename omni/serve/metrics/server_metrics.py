@@ -32,7 +32,7 @@ class ServerMetrics(Observer):
     stages are read when the metrics are requested."""
 
     def __init__(self, omni: AsyncOmni, limits: ServeLimits, model: str) -> None:
-        """model: its name."""
+        """model: the name of the model."""
         registry = self.registry = CollectorRegistry()
         self._stages = StageCollector(omni, limits)
         self._kinds: dict[str, _Kind] = {}
@@ -110,7 +110,7 @@ class ServerMetrics(Observer):
             self._tokens.labels(kind, stage).inc(count)
 
     async def text(self) -> bytes:
-        """In Prometheus' format. Made beside the event loop."""
+        """Returns the metrics in Prometheus' format. A thread computes them, so that the event loop continues."""
         await self._stages.read()
         return await asyncio.to_thread(exposition, self.registry)
 

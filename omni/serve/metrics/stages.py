@@ -39,7 +39,7 @@ class StageCollector(Collector):
         self._unread = 0
 
     async def read(self) -> None:
-        """For `collect`."""
+        """Reads the stages' numbers, which `collect` returns."""
         if self._reading is None:
             self._reading = asyncio.create_task(asyncio.to_thread(self._read))
         reading = self._reading

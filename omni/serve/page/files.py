@@ -62,7 +62,7 @@ def _read(path: Path) -> PageFile:
 
 
 FILES = {path.name: _read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
-"""Files by name. A request selects one of them; its text never becomes part of a path."""
+"""The page's files by name. A request selects one of them; its text never becomes part of a path."""
 
 
 async def start(server: Server, call: Call) -> Response:

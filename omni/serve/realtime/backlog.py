@@ -49,7 +49,7 @@ class Backlog:
         return all(isinstance(waiting, passed) for waiting, _ in self._events)
 
     def put(self, event: AnyClientEvent, size: int) -> None:
-        """size: in bytes. Raises InputError, OverloadedError."""
+        """Adds an event of `size` bytes. Raises InputError, OverloadedError."""
         if len(self._events) >= self._most:
             problem = f"comes while {counted(len(self._events), 'event')} wait for an item"
             raise InputError("event", problem, "wait for its conversation.item.added")

@@ -19,7 +19,7 @@ class SessionUpdate(ClientEvent, frozen=True, kw_only=True, tag="session.update"
 
 
 class AppendAudio(ClientEvent, frozen=True, kw_only=True, tag="input_audio_buffer.append"):
-    """audio: base64."""
+    """Appends sound to the input buffer. audio: the bytes in base64."""
 
     audio: str
 
@@ -88,7 +88,7 @@ class WrongEvent(Exception):
 
 
 def read_event(text: str) -> AnyClientEvent:
-    """Raises WrongEvent."""
+    """Decodes an event. Raises WrongEvent."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:

@@ -15,7 +15,7 @@ ROOT = "root"
 
 
 class Conversation:
-    """most: items. id: in responses."""
+    """The items of a conversation. most: the maximum number of items. id: its id in responses."""
 
     def __init__(self, memory: SessionMemory, most: int) -> None:
         self.id = new_id("conv")
@@ -83,8 +83,8 @@ class Conversation:
 
 
 def prompt(instructions: str, items: Iterable[Item]) -> tuple[list[dict[str, Any]], Rename]:
-    """omni's messages, and a map from their fields to items, for errors. Later turns repeat the messages of earlier ones and add
-    others."""
+    """Returns the messages of a chat for the model, and a map from fields of these messages to items, which errors name. Each turn
+    repeats the messages of earlier turns and adds its own."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     names = ["instructions"] if instructions else []
     for item in items:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from omni.serve.audio.encode import PCM_RATE, Samples, pcm16
 
 Pcm = NDArray[np.int16]
-"""Mono, int16 `[n]`."""
+"""Samples of one channel, int16 `[n]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class AudioFormat:
     subtype: str
 
     def decode(self, data: bytes) -> Pcm:
-        """data: whole samples."""
+        """Decodes `data`, which holds whole samples."""
         if self is PCM:
             return np.frombuffer(data, "<i2").astype(np.int16, copy=False)
         read, _ = soundfile.read(
@@ -53,10 +53,10 @@ FORMATS: Mapping[str, AudioFormat] = {
 
 
 class FormatEncoder:
-    """One response's speech. ms: length of the sound encoded so far."""
+    """Encodes one response's speech. ms: length of the sound encoded so far."""
 
     def __init__(self, format: AudioFormat, sample_rate: int) -> None:
-        """sample_rate: of the samples that come, in Hz."""
+        """sample_rate: the rate of the samples to encode, in Hz."""
         self._format = format
         same = sample_rate == format.rate
         self._resample = None if same else soxr.ResampleStream(sample_rate, format.rate, 1, dtype="float32")
@@ -67,7 +67,7 @@ class FormatEncoder:
         return self._encode(samples if self._resample is None else self._resample.resample_chunk(samples))
 
     def finish(self) -> bytes:
-        """The rest."""
+        """Ends the sound and returns the rest of its bytes."""
         if self._resample is None:
             return b""
         return self._encode(self._resample.resample_chunk(np.zeros(0, np.float32), last=True))

@@ -11,7 +11,8 @@ _WIDTH = 2
 
 
 class InputBuffer:
-    """Positions are in samples since the session's start. begin, end: of the held samples."""
+    """Holds the user's sound. Positions are in samples since the session's start. begin, end: the positions where the held samples
+    begin and end."""
 
     def __init__(self, memory: SessionMemory) -> None:
         self._memory = memory

@@ -184,7 +184,7 @@ def _given(value: str | None, field: str) -> str:
 
 
 def read_sound(data: str, format: AudioFormat, field: str, max_bytes: int, *, least_ms: int = LEAST_MS) -> Pcm:
-    """data: base64. Raises InputError."""
+    """Decodes the sound in `data`, base64. Raises InputError."""
     raw = decode_base64(data, field=field, max_bytes=max_bytes)
     if len(raw) % format.width:
         raise InputError(field, f"has {counted(len(raw), 'byte')}, no whole number of samples", "send 16-bit samples")

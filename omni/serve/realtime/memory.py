@@ -12,7 +12,7 @@ class SessionMemory:
         self._most = most
 
     def add(self, count: int, field: str) -> None:
-        """Raises as `check`."""
+        """Counts `count` bytes more. Raises what `check` raises."""
         self.check(count, field)
         self._held.change(count)
 

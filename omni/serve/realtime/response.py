@@ -89,7 +89,7 @@ class Response:
             self._task.cancel()
 
     async def run(self) -> None:
-        """Raises ClientGone."""
+        """Runs the response to its end. Raises ClientGone."""
         self._task = asyncio.current_task()
         self._channel.put(ResponseCreated(response=self._described()))
         try:

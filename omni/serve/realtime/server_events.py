@@ -10,7 +10,7 @@ from omni.serve.realtime.ids import new_id
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an item. audio: base64."""
+    """A part of an item's content. audio: sound in base64."""
 
     type: str
     text: str | UnsetType = UNSET
@@ -228,7 +228,7 @@ class TranscriptDone(_PartEvent, frozen=True, kw_only=True, tag="response.output
 
 
 class AudioDelta(_PartEvent, frozen=True, kw_only=True, tag="response.output_audio.delta"):
-    """delta: base64."""
+    """A piece of an answer's sound. delta: the bytes in base64."""
 
     delta: str
 

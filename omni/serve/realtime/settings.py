@@ -25,7 +25,8 @@ _NOT_SAMPLING = frozenset({"max_tokens", "logprobs", "prompt_logprobs"})
 
 
 class InputTranscription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's. model: any name, as clients fill in one of OpenAI's; the session's model transcribes."""
+    """Settings of the transcription, as in OpenAI's API. model: any name, as clients fill in one of OpenAI's; the session's model
+    transcribes."""
 
     model: str | None = None
     language: str | None = None
@@ -115,7 +116,8 @@ def first_settings(server: Server, model: str) -> Settings:
 
 
 def updated(server: Server, before: Settings, given: Mapping[str, Any], at: str) -> Settings:
-    """With the fields of an event. at: their path in it, for errors. Raises InputError; nothing is changed then."""
+    """Returns `before`, changed by the fields `given` in an event. at: the path of these fields in the event, for errors. Raises
+    InputError; nothing is changed then."""
     fields, params = split_sampling(without_unsupported(given, SESSION, at), _NOT_SAMPLING)
     read = convert(fields, _Session, at)
     params = {name: value for name, value in params.items() if value is not None}
@@ -147,7 +149,7 @@ def updated(server: Server, before: Settings, given: Mapping[str, Any], at: str)
 
 
 def arguments(server: Server, settings: Settings, at: str = "session") -> GenerateArguments:
-    """Of a response. Raises InputError."""
+    """Returns the arguments of `generate` for a response. Raises InputError."""
     omni = server.omni
     try:
         sampling = stage_sampling(omni, settings.params, settings.sampling, max_tokens=settings.max_output_tokens)

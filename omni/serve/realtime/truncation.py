@@ -30,8 +30,8 @@ class TokenLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RetentionRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's. retention_ratio: of the tokens after the instructions that stay where the conversation is too long. token_limits:
-    when it is; the model's own without."""
+    """A truncation as in OpenAI's API. retention_ratio: the share of the tokens after the instructions that stay where the
+    conversation is too long. token_limits: when it is; the model's own without."""
 
     type: Literal["retention_ratio"] = "retention_ratio"
     retention_ratio: float

@@ -25,7 +25,7 @@ from omni.serve.realtime.turns import TurnDetector, TurnEnd, TurnStart
 _LARGE = 2**18
 """Characters of base64 that are decoded beside the event loop: more than four seconds of sound."""
 _MOST_BYTES = 2**30
-"""Of one event's sound: the event itself has a lower bound."""
+"""Limit of one event's sound, which is never reached: the event itself has a lower one."""
 
 
 class TurnCollector:
@@ -59,7 +59,7 @@ class TurnCollector:
         self._detect()
 
     def use(self, settings: Settings) -> None:
-        """Other settings. Raises InputError for another format while sound of this one waits."""
+        """Applies changed settings. Raises InputError for another audio format while the buffer holds sound of the present one."""
         before, after = self._settings, settings
         if before.input_format is not after.input_format:
             if len(self._buffer) and (self._detector is None or self._detector.speaking):
@@ -74,7 +74,7 @@ class TurnCollector:
             self._detect()
 
     async def append(self, data: str) -> None:
-        """data: base64. Raises InputError, OverloadedError."""
+        """Appends the sound in `data`, base64. Raises InputError, OverloadedError."""
         format = self._settings.input_format
         if len(data) < _LARGE:
             samples = read_sound(data, format, "audio", _MOST_BYTES, least_ms=0)

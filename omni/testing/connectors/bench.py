@@ -132,7 +132,7 @@ class ConnectorBench:
         self._held.setdefault(sent.number, deque())
 
     def held(self, sent: Sent) -> int:
-        """Withheld pieces."""
+        """The number of pieces that are withheld."""
         return len(self._held[sent.number])
 
     def held_pieces(self, sent: Sent) -> list[object]:
@@ -170,7 +170,7 @@ class ConnectorBench:
         self.end.do(OpenGate(gate))
 
     def new_gate(self) -> int:
-        """For a release."""
+        """Returns the number of a new gate, which a release waits for."""
         return self._numbers()
 
     # Time.

@@ -35,7 +35,7 @@ class PipelineEngine(TickedEngine):
 
     @cached_property
     def frontend(self) -> Frontend:
-        """The family's."""
+        """The front end of the pipeline's family."""
         return build_frontend(self.plan.pipeline, self.checkpoint)
 
     def request(self, asked: PromptLike, sampling: SamplingParams | None = None) -> EngineRequest:

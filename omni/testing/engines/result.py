@@ -33,7 +33,7 @@ class EngineResult:
         return np.concatenate([np.empty(0, np.float32), *(m.samples for m in metas if isinstance(m, AudioChunk))])
 
     def take(self, output: EngineOutput) -> None:
-        """The request's sink."""
+        """Adds an output; the engine calls it as the request's sink."""
         assert not self.finished, f"{output} after the last message"
         match output:
             case StageOutput(modality=modality, meta=meta):

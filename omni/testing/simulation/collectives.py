@@ -38,7 +38,7 @@ class SimulatedCollective:
             self.complete_at = device.now
 
     def contents(self) -> list[Tensor]:
-        """By rank."""
+        """Returns what each rank contributed, by rank."""
         if self._contents is None:
             self._contents = []
             for rank, device in enumerate(self._devices):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from omni.testing.simulation.shared_time import Schedule, SharedTime
 
 _AT_ONCE, _VERY_LATE = 0.3, 0.05
-"""Shares of transfers."""
+"""Shares of transfers that take no time, and that take very long."""
 
 
 class Delays:

@@ -136,6 +136,6 @@ class SimulatedRanks:
             device.close()
 
     def assert_no_races(self) -> None:
-        """At any rank."""
+        """Raises AssertionError if the device of any rank found a race."""
         for device in self.devices:
             device.assert_no_races()

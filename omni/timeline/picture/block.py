@@ -7,7 +7,7 @@ from omni.timeline.picture.scene import Box, Line, Polygon, Scene, Text, text_wi
 from omni.timeline.trace import MAIN, Busy, Interval, PhaseSpan, Trace, steps_of
 
 _HOST, _LAUNCHES, _NOTES, _MAIN, _BESIDE = 15, 20, 30, 40, 20
-"""Heights in pixels."""
+"""The heights of a block's lines, in pixels."""
 _SMALL = 11
 _LEAST_GAP, _LEAST_WAIT = 0.8, 3.0
 """Minimum pixels of drawn gaps: between steps, and inside a step, where cuts between phases would fill the picture."""

@@ -1,4 +1,4 @@
-"""Colours. Phase categories differ in hue and in lightness."""
+"""Colours of the picture. Phase categories differ in hue and in lightness."""
 
 from omni.device import PhaseCategory
 

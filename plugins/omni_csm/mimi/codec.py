@@ -30,7 +30,7 @@ def settle_codebooks(half: nn.Module) -> None:
 
 
 def transformer(layout: StateLayout, config: Any, window: WindowShape) -> WindowTransformer:
-    """config: a `MimiConfig`."""
+    """Builds a transformer of the codec. config: a `MimiConfig`."""
     return WindowTransformer(
         layout,
         window,

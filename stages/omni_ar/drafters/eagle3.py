@@ -33,7 +33,7 @@ from omni_ar.layers import (
     residual_sum,
 )
 from omni_ar.layers.decoder import decoder_layer
-from omni_ar.layers.linear import Factory
+from omni_ar.layers.linear import FactoryKwargs
 from omni_ar.model import Batch
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -73,7 +73,7 @@ class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Eagle3Layer(nn.Module):
     """Attention over embeddings and features side by side, then feed-forward, both added to the features."""
 
-    def __init__(self, config: DecoderConfig, *, norm_before_residual: bool, **factory: Unpack[Factory]) -> None:
+    def __init__(self, config: DecoderConfig, *, norm_before_residual: bool, **factory: Unpack[FactoryKwargs]) -> None:
         """norm_before_residual: as in `HeadConfig`."""
         super().__init__()
         layer = decoder_layer(config, Attention, 0, **factory)
@@ -85,7 +85,7 @@ class Eagle3Layer(nn.Module):
         self._norm_before_residual = norm_before_residual
 
     def forward(self, embedded_TD: Tensor, features_TD: Tensor, *attention: object) -> Tensor:
-        """`[T, D]`. attention: arguments of `self_attn` after the output of `qkv_proj`."""
+        """Returns the layer's output, `[T, D]`. attention: arguments of `self_attn` after the output of `qkv_proj`."""
         normed_TD = self.hidden_norm(features_TD)
         x_TD = normed_TD if self._norm_before_residual else features_TD
         qkv_TX = self.self_attn.qkv_proj(torch.cat((self.input_layernorm(embedded_TD), normed_TD), 1))
@@ -103,7 +103,7 @@ class Eagle3Head(DraftModel):
         layers: tuple[int, ...],
         own: "_OwnWeights",
         vocabulary: StageVocabulary,
-        **factory: Unpack[Factory],
+        **factory: Unpack[FactoryKwargs],
     ) -> None:
         super().__init__()
         decoder = self._decoder = config.decoder
@@ -185,7 +185,7 @@ def load_head(args: Eagle3Args, setup: DraftSetup) -> Eagle3Head:
         _check_width(config, own, setup, f"{field}.model")
         if args.layers is not None and not dummy:
             _check_count(args.layers, checkpoint, config, f"{field}.layers")
-        factory: Factory = {"device": context.device.torch_device, "dtype": context.dtype}
+        factory: FactoryKwargs = {"device": context.device.torch_device, "dtype": context.dtype}
         head = Eagle3Head(config, layers, own, StageVocabulary(setup.model), **factory)
         load_weights(head, replace(context, checkpoint=checkpoint), {} if dummy else _prefixes(checkpoint))
     return head

@@ -37,7 +37,7 @@ class DraftModel(nn.Module, ABC):
         return None
 
     def features(self, states_TX: Tensor) -> Tensor:
-        """As `PagedDrafter.features`."""
+        """See `PagedDrafter.features`."""
         raise NotImplementedError
 
     @abstractmethod
@@ -64,7 +64,7 @@ class ModelDrafter(PagedDrafter):
     """Drafts of a `DraftModel`: its likeliest id after the newest token, the likeliest after that, and so on."""
 
     def __init__(self, model: DraftModel, drafts: int) -> None:
-        """drafts: K."""
+        """drafts: K, the maximum number of drafts of a row in one step."""
         self._model = model
         self._drafts = drafts
         self._max_positions = model.max_positions

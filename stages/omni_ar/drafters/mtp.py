@@ -19,7 +19,7 @@ from omni_ar.drafters.heads import StageVocabulary, errors_of
 from omni_ar.drafters.model import DraftModel, ModelDrafter
 from omni_ar.layers import Attention, DecoderConfig, Linear, RMSNorm, RotaryEmbedding
 from omni_ar.layers.decoder import decoder_layer
-from omni_ar.layers.linear import Factory
+from omni_ar.layers.linear import FactoryKwargs
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import Batch
 
@@ -37,7 +37,7 @@ class MtpHead(DraftModel):
     """config: of the head's layer, which is as the stage's. layer_number: of the stage's final hidden states."""
 
     def __init__(
-        self, config: DecoderConfig, layer_number: int, vocabulary: StageVocabulary, **factory: Unpack[Factory]
+        self, config: DecoderConfig, layer_number: int, vocabulary: StageVocabulary, **factory: Unpack[FactoryKwargs]
     ) -> None:
         super().__init__()
         width, eps = config.width, config.rms_norm_eps

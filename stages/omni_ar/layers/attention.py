@@ -12,7 +12,7 @@ from omni.checkpoint import Cut, Destination, StackedWeights
 from omni_ar.attention import AttentionBackend, AttentionFeatures, AttentionMetadata, KVCache
 from omni_ar.kernels.norm import Delta
 from omni_ar.kernels.rope import HeadNorms, qk_norm_rope_write
-from omni_ar.layers.linear import Factory, RMSNorm, StackedLinear, row_linear
+from omni_ar.layers.linear import FactoryKwargs, RMSNorm, StackedLinear, row_linear
 from omni_ar.layers.parallel import head_shard
 
 _PLAIN = AttentionFeatures()
@@ -35,7 +35,7 @@ class AttentionProjections(nn.Module):
         bias: bool = False,
         output_bias: bool = True,
         layer: int = 0,
-        **factory: Unpack[Factory],
+        **factory: Unpack[FactoryKwargs],
     ) -> None:
         super().__init__()
         shard = self._shard = head_shard(num_heads, num_kv_heads)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from omni_ar.kernels.embedding import summed_embeddings
 from omni_ar.layers.decoder import DecoderConfig
 from omni_ar.layers.frame_layers import FrameLayers, first_pass
-from omni_ar.layers.linear import Factory, Linear
+from omni_ar.layers.linear import FactoryKwargs, Linear
 from omni_ar.model import Codes, DrawCode
 
 
@@ -19,7 +19,9 @@ class CodePredictor(nn.Module):
     """Predicts groups 1 to G - 1 from a hidden state and the embedding of group 0. Each group has its own table and head.
     Parameters: `model.codec_embedding`, `model.layers`, `model.norm` and `lm_head`."""
 
-    def __init__(self, config: DecoderConfig, vocab_size: int, num_groups: int, **factory: Unpack[Factory]) -> None:
+    def __init__(
+        self, config: DecoderConfig, vocab_size: int, num_groups: int, **factory: Unpack[FactoryKwargs]
+    ) -> None:
         super().__init__()
         self.model = _Decoder(config, vocab_size, num_groups, **factory)
         heads = (Linear(config.width, vocab_size, bias=False, **factory) for _ in range(num_groups - 1))
@@ -48,7 +50,9 @@ class CodePredictor(nn.Module):
 class _Decoder(FrameLayers):
     """An embedding table per predicted group, layers, final norm."""
 
-    def __init__(self, config: DecoderConfig, vocab_size: int, num_groups: int, **factory: Unpack[Factory]) -> None:
+    def __init__(
+        self, config: DecoderConfig, vocab_size: int, num_groups: int, **factory: Unpack[FactoryKwargs]
+    ) -> None:
         super().__init__(config, **factory)
         tables = (nn.Embedding(vocab_size, config.width, **factory) for _ in range(num_groups - 1))
         self.codec_embedding = nn.ModuleList(tables)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from omni_ar.layers.code_predictor import CodePredictor
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
-from omni_ar.layers.linear import Factory, Linear
+from omni_ar.layers.linear import FactoryKwargs, Linear
 from omni_ar.layers.text_model import decoder_shape
 from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens
 
@@ -28,7 +28,7 @@ class CodecTalker(CodecModel):
         vocab_size: int,
         codes: int,
         num_groups: int,
-        **factory: Unpack[Factory],
+        **factory: Unpack[FactoryKwargs],
     ) -> None:
         super().__init__()
         self._decoder_config, self._num_groups = config, num_groups

@@ -8,13 +8,13 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from omni.checkpoint import Absent
+from omni.checkpoint import MissingLayer
 from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError, quoted
 from omni_ar.attention import AttentionFeatures
 from omni_ar.kernels.norm import Delta, residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
-from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
+from omni_ar.layers.linear import FactoryKwargs, GatedMLP, RMSNorm
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
 from omni_ar.layers.parallel import layers_held
 from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
@@ -206,7 +206,7 @@ class DecoderLayer(nn.Module):
         *,
         width: int,
         norm_eps: float,
-        **factory: Unpack[Factory],
+        **factory: Unpack[FactoryKwargs],
     ) -> None:
         super().__init__()
         self.self_attn = self_attn
@@ -236,7 +236,9 @@ class DecoderLayers(nn.Module):
 
     payload_layer: the layer whose input `forward` stores as payload; None for none. Models store final states themselves."""
 
-    def __init__(self, config: DecoderConfig, *, payload_layer: int | None = None, **factory: Unpack[Factory]) -> None:
+    def __init__(
+        self, config: DecoderConfig, *, payload_layer: int | None = None, **factory: Unpack[FactoryKwargs]
+    ) -> None:
         super().__init__()
         rotary = (config.head_dim, config.rope_theta, config.mrope_section, config.rope_scaling)
         self.rotary = RotaryEmbedding(*rotary, interleaved=config.mrope_interleaved)
@@ -246,10 +248,10 @@ class DecoderLayers(nn.Module):
         self.layers = nn.ModuleList(
             decoder_layer(config, Attention, index, cache_layer=index - self.held.start, **factory)
             if index in self.held
-            else Absent()
+            else MissingLayer()
             for index in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.width, config.rms_norm_eps, **factory) if self.holds_last else Absent()
+        self.norm = RMSNorm(config.width, config.rms_norm_eps, **factory) if self.holds_last else MissingLayer()
 
     @property
     def holds_last(self) -> bool:
@@ -331,7 +333,7 @@ def decoder_layer(
     index: int,
     *,
     cache_layer: int | None = None,
-    **factory: Unpack[Factory],
+    **factory: Unpack[FactoryKwargs],
 ) -> DecoderLayer:
     """A layer of the stack. kind: of its attention. cache_layer: its index in the KV cache, if not `index`."""
     window = config.attention_windows[index] if config.attention_windows else None
@@ -354,7 +356,7 @@ def decoder_layer(
     return DecoderLayer(attention, mlp, width=config.width, norm_eps=config.rms_norm_eps, **factory)
 
 
-def _mlp(config: DecoderConfig, index: int, **factory: Unpack[Factory]) -> GatedMLP | SparseMoE:
+def _mlp(config: DecoderConfig, index: int, **factory: Unpack[FactoryKwargs]) -> GatedMLP | SparseMoE:
     if not config.num_experts or index in config.dense_layers:
         return GatedMLP(config.width, config.mlp_width, **factory)
     shape = (config.width, config.expert_width, config.num_experts, config.top_k, config.norm_topk)

@@ -5,7 +5,7 @@ from typing import Unpack
 from torch import Tensor
 
 from omni_ar.layers.decoder import DecoderConfig, LayerFeatures
-from omni_ar.layers.linear import Factory
+from omni_ar.layers.linear import FactoryKwargs
 from omni_ar.layers.text_model import TextModel, decoder_shape
 from omni_ar.model import ArShape, Batch
 
@@ -26,7 +26,7 @@ class DeepstackModel(TextModel):
         deepstack: tuple[str, ...],
         hidden_layer: int | None,
         tied: bool = False,
-        **factory: Unpack[Factory],
+        **factory: Unpack[FactoryKwargs],
     ) -> None:
         inner = hidden_layer if hidden_layer != config.num_layers else None
         super().__init__(config, vocab_size, tied=tied, payload_layer=inner, **factory)

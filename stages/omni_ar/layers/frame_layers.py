@@ -16,7 +16,7 @@ from omni_ar.kernels.frame import attend_frame
 from omni_ar.kernels.norm import Delta, residual_sum
 from omni_ar.layers.attention import AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, decoder_layer
-from omni_ar.layers.linear import Factory, Linear, RMSNorm
+from omni_ar.layers.linear import FactoryKwargs, Linear, RMSNorm
 from omni_ar.layers.parallel import whole
 from omni_ar.layers.rotary import RotaryEmbedding
 from omni_ar.model import DrawCode
@@ -54,7 +54,7 @@ class FrameLayers(nn.Module):
     """Dense layers and the final norm, with the parameter names of `DecoderLayers`. A frame is a sequence of its own: hidden state,
     code 0, code 1, ... in positions 0, 1, 2, ...; position g predicts group g. Every rank of a partition has them whole."""
 
-    def __init__(self, config: DecoderConfig, **factory: Unpack[Factory]) -> None:
+    def __init__(self, config: DecoderConfig, **factory: Unpack[FactoryKwargs]) -> None:
         """config: of a dense stack. Its M-RoPE fields are ignored, since positions have one axis here.
 
         Raises CheckpointError for attention with a window, or another of `AttentionFeatures`.

@@ -15,7 +15,7 @@ from omni_ar.kernels.norm import Delta, PartialSum, add_rms_norm, rms_norm
 from omni_ar.layers.parallel import communicator, width_cut
 
 
-class Factory(TypedDict, total=False):
+class FactoryKwargs(TypedDict, total=False):
     """Keyword arguments of every module: device and dtype of its parameters, as in `nn.Linear`."""
 
     device: torch.device | str | None
@@ -47,7 +47,7 @@ class StackedLinear(Linear, StackedWeights):
         *,
         bias: bool = False,
         cuts: Mapping[str, Cut] = _NO_CUTS,
-        **factory: Unpack[Factory],
+        **factory: Unpack[FactoryKwargs],
     ) -> None:
         held = {part: cuts[part].length if part in cuts else outputs for part, outputs in parts.items()}
         super().__init__(inputs, sum(held.values()), bias=bias, **factory)
@@ -71,7 +71,13 @@ class RowLinear(Linear, StackedWeights):
     bias is whole, and added by rank 0 alone. columns: those of the published weight that this rank holds."""
 
     def __init__(
-        self, columns: Cut, outputs: int, communicator: Communicator, *, bias: bool = False, **factory: Unpack[Factory]
+        self,
+        columns: Cut,
+        outputs: int,
+        communicator: Communicator,
+        *,
+        bias: bool = False,
+        **factory: Unpack[FactoryKwargs],
     ) -> None:
         super().__init__(columns.length, outputs, bias=bias, **factory)
         self._columns, self._communicator = columns, communicator
@@ -93,7 +99,7 @@ class RowLinear(Linear, StackedWeights):
 
 
 def row_linear(
-    columns: Cut | None, inputs: int, outputs: int, *, bias: bool = False, **factory: Unpack[Factory]
+    columns: Cut | None, inputs: int, outputs: int, *, bias: bool = False, **factory: Unpack[FactoryKwargs]
 ) -> Linear:
     """A `RowLinear` of this rank's `columns`, or a whole map of `inputs` if there are none."""
     group = communicator()
@@ -105,7 +111,7 @@ def row_linear(
 class RMSNorm(nn.Module):
     """Normalizes the last dimension in fp32 and scales it by `weight` `[width]`."""
 
-    def __init__(self, width: int, eps: float, **factory: Unpack[Factory]) -> None:
+    def __init__(self, width: int, eps: float, **factory: Unpack[FactoryKwargs]) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width, **factory))
@@ -141,7 +147,7 @@ class GatedMLP(nn.Module):
     """`down_proj(silu(gate_proj(x)) * up_proj(x))`, without biases. Gate and up are stacked in `gate_up_proj`. In a partition, each
     rank has a part of the intermediate width."""
 
-    def __init__(self, width: int, intermediate: int, **factory: Unpack[Factory]) -> None:
+    def __init__(self, width: int, intermediate: int, **factory: Unpack[FactoryKwargs]) -> None:
         super().__init__()
         parts, rows = {"gate_proj": intermediate, "up_proj": intermediate}, width_cut(intermediate, 0)
         self.is_cut = rows is not None
@@ -164,7 +170,7 @@ class GatedMLP(nn.Module):
 class Projection(nn.Module):
     """Maps the width of one model to that of another: `linear_fc2(silu(linear_fc1(x)))`, with biases."""
 
-    def __init__(self, width: int, inner: int, out: int, **factory: Unpack[Factory]) -> None:
+    def __init__(self, width: int, inner: int, out: int, **factory: Unpack[FactoryKwargs]) -> None:
         super().__init__()
         self.linear_fc1 = Linear(width, inner, **factory)
         self.linear_fc2 = Linear(inner, out, **factory)

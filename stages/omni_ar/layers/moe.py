@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from omni.checkpoint import Cut, Destination, StackedWeights
 from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts
 from omni_ar.kernels.norm import Delta, PartialSum
-from omni_ar.layers.linear import Factory, GatedMLP, RMSNorm
+from omni_ar.layers.linear import FactoryKwargs, GatedMLP, RMSNorm
 from omni_ar.layers.parallel import communicator, held_experts, whole, width_cut
 
 
@@ -29,7 +29,7 @@ class SparseMoE(nn.Module, StackedWeights):
         num_experts: int,
         top_k: int,
         norm_topk: bool,
-        **factory: Unpack[Factory],
+        **factory: Unpack[FactoryKwargs],
     ) -> None:
         super().__init__()
         self.top_k = top_k
@@ -105,7 +105,7 @@ class SharedExpertMoE(SparseMoE):
         top_k: int,
         norm_topk: bool,
         shared_intermediate: int,
-        **factory: Unpack[Factory],
+        **factory: Unpack[FactoryKwargs],
     ) -> None:
         # The outputs of experts are added before the ranks' parts are: either all experts are cut or none.
         by_expert = held_experts(num_experts) is not None
@@ -120,7 +120,7 @@ class SharedExpertMoE(SparseMoE):
         return SharedExpert(expert.gate_up_proj.weight, expert.down_proj.weight, self.shared_expert_gate.weight)
 
 
-def _weight(experts: int, outputs: int, inputs: int, **factory: Unpack[Factory]) -> nn.Parameter:
+def _weight(experts: int, outputs: int, inputs: int, **factory: Unpack[FactoryKwargs]) -> nn.Parameter:
     weight = nn.Parameter(torch.empty(experts, outputs, inputs, **factory))
     bound = inputs**-0.5  # as nn.Linear
     nn.init.uniform_(weight, -bound, bound)

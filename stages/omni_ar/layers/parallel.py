@@ -28,7 +28,8 @@ class PipelinePart:
         return self.position == self.size - 1
 
     def held(self, num_layers: int) -> range:
-        """This rank's layers. Raises ConfigError if there are not as many layers as the parts need."""
+        """Returns the range of layers that this rank holds. Raises ConfigError if there are not as many layers as the parts
+        need."""
         layers, option = self.layers, f"{self.stage}.pipeline_layers"
         if not layers:
             if num_layers < self.size:
@@ -141,8 +142,9 @@ class HeadShard:
 
 
 def head_shard(num_heads: int, num_kv_heads: int) -> HeadShard:
-    """This rank's heads. With fewer key and value heads than ranks, several ranks hold the same one. The layer is whole where the
-    ranks do not divide the query heads, or where neither the ranks nor the key and value heads divide the other."""
+    """Returns the heads that this rank holds. With fewer key and value heads than ranks, several ranks hold the same one. The layer
+    is whole where the ranks do not divide the query heads, or where neither the ranks nor the key and value heads divide the
+    other."""
     group = communicator()
     if group is None or num_heads % group.size or (num_kv_heads % group.size and group.size % num_kv_heads):
         return HeadShard(0, num_heads, num_heads, 0, num_kv_heads, num_kv_heads)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from omni.checkpoint import load_weights
 from omni.stage import StageContext
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
-from omni_ar.layers.linear import Factory, Linear
+from omni_ar.layers.linear import FactoryKwargs, Linear
 from omni_ar.layers.parallel import head_shard, layers_held
 from omni_ar.layers.vocabulary import vocab_embedding, vocab_head
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
@@ -29,7 +29,7 @@ class TextModel(ArModel):
         *,
         tied: bool,
         payload_layer: int | None = None,
-        **factory: Unpack[Factory],
+        **factory: Unpack[FactoryKwargs],
     ) -> None:
         super().__init__()
         self._config = config

@@ -8,17 +8,19 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from omni.checkpoint import Absent, Cut, Destination, StackedWeights
+from omni.checkpoint import Cut, Destination, MissingLayer, StackedWeights
 from omni.parallel import Communicator
 from omni_ar.kernels.linear import linear
-from omni_ar.layers.linear import Factory, Linear
+from omni_ar.layers.linear import FactoryKwargs, Linear
 from omni_ar.layers.parallel import communicator, pipeline_part
 
 
 class VocabEmbedding(nn.Embedding, StackedWeights):
     """An embedding table whose rows are cut across ranks. A vocabulary that the ranks do not divide is filled up with zeros."""
 
-    def __init__(self, vocab_size: int, width: int, communicator: Communicator, **factory: Unpack[Factory]) -> None:
+    def __init__(
+        self, vocab_size: int, width: int, communicator: Communicator, **factory: Unpack[FactoryKwargs]
+    ) -> None:
         rows = _vocabulary_cut(vocab_size, communicator)
         super().__init__(rows.length, width, **factory)
         self._rows, self._communicator = rows, communicator
@@ -37,7 +39,9 @@ class VocabHead(Linear, StackedWeights):
     """The output matrix of a vocabulary, cut across ranks as `VocabEmbedding`, so that both can be tied. out_features: of all
     ranks."""
 
-    def __init__(self, width: int, vocab_size: int, communicator: Communicator, **factory: Unpack[Factory]) -> None:
+    def __init__(
+        self, width: int, vocab_size: int, communicator: Communicator, **factory: Unpack[FactoryKwargs]
+    ) -> None:
         rows = _vocabulary_cut(vocab_size, communicator)
         super().__init__(width, rows.length, bias=False, **factory)
         self.out_features = vocab_size
@@ -52,7 +56,7 @@ class VocabHead(Linear, StackedWeights):
         return _vocabulary_weight(name, self._rows)
 
 
-class AbsentHead(Absent):
+class MissingHead(MissingLayer):
     """The output matrix that the rank of the last layers holds. out_features: its outputs."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -60,7 +64,7 @@ class AbsentHead(Absent):
         self.out_features = vocab_size
 
 
-def vocab_embedding(vocab_size: int, width: int, **factory: Unpack[Factory]) -> nn.Embedding:
+def vocab_embedding(vocab_size: int, width: int, **factory: Unpack[FactoryKwargs]) -> nn.Embedding:
     """The table of a large vocabulary, cut across the ranks of the partition."""
     group = communicator()
     if group is None:
@@ -68,11 +72,11 @@ def vocab_embedding(vocab_size: int, width: int, **factory: Unpack[Factory]) -> 
     return VocabEmbedding(vocab_size, width, group, **factory)
 
 
-def vocab_head(width: int, vocab_size: int, **factory: Unpack[Factory]) -> Linear | AbsentHead:
+def vocab_head(width: int, vocab_size: int, **factory: Unpack[FactoryKwargs]) -> Linear | MissingHead:
     """The output matrix of a large vocabulary, cut across the ranks of the partition; absent without the last layers."""
     part, group = pipeline_part(), communicator()
     if part is not None and not part.last:
-        return AbsentHead(vocab_size)
+        return MissingHead(vocab_size)
     if group is None:
         return Linear(width, vocab_size, bias=False, **factory)
     return VocabHead(width, vocab_size, group, **factory)

@@ -19,9 +19,10 @@ class StepLaunch:
     decode rows are padded to; None for none. decode_blocks: maximum number of blocks in use of a decode row's table; 0 without
     decode rows. padded_shape: of a batch with chunks, else None. captured: whether a captured forward has that shape. logprobs:
     likeliest ids to score per sampled token; None if no row needs log-probabilities. prompt_logprobs: the same per scored prompt
-    token. area: the area of `KeptInputs` for this batch: it keeps uploaded inputs, and has the inputs of an unchanged batch. None
-    without areas. drafts: positions of each decode row besides its newest token. draft_blocks: where drafts are made at the end of
-    the step, for the next one of each sampled row, the maximum number of blocks in use of these rows' tables then; otherwise 0."""
+    token. area: the area of `MicroBatchInputs` for this batch: it keeps uploaded inputs, and has the inputs of an unchanged batch;
+    None without areas. drafts: positions of each decode row besides its newest token. draft_blocks: where drafts are made at the
+    end of the step, for the next one of each sampled row, the maximum number of blocks in use of these rows' tables then;
+    otherwise 0."""
 
     step: int
     newest_input: int
@@ -77,8 +78,8 @@ class TensorShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A step, for the other ranks. uploaded: its uploaded inputs, int64, or None if the ranks have them already. embeddings,
-    saved: of the tensors in `StepTensors`, which follow over the communicator."""
+    """A step, as the other ranks receive it. uploaded: its uploaded inputs, int64, or None if the ranks have them already.
+    embeddings, saved: the shapes of the tensors in `StepTensors`, which follow over the communicator."""
 
     launch: StepLaunch
     uploaded: bytes | None

@@ -21,7 +21,7 @@ from omni_ar.kernels.sampling.state import Need
 from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, REPORTED, STATUS, DraftHandoffFields
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks.pool import BlockTable
-from omni_ar.run.held_tokens import HeldTokens
+from omni_ar.run.buffered_tokens import BufferedTokens
 from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
 from omni_ar.run.scores import read_scores
@@ -99,7 +99,7 @@ class OutputProcessor:
         self._logits = logits
         self._interval = interval
         self._watch = watch
-        self._held: dict[ArRequest, HeldTokens] = {}
+        self._buffered: dict[ArRequest, BufferedTokens] = {}
         self._in_flight: deque[_StepInFlight] = deque()
         self._pending_scores: deque[tuple[ScoreHandoff, list[_Scored]]] = deque()
 
@@ -141,30 +141,30 @@ class OutputProcessor:
         while len(request.withheld) > keep:
             self._outbox.extend(request.withheld.popleft().messages)
 
-    def emit_held(self, request: ArRequest) -> None:
-        """Emits the tokens of the request that are held, and their frames."""
-        held = self._held.pop(request, None)
-        if held is None:
+    def emit_buffered(self, request: ArRequest) -> None:
+        """Emits the tokens of the request that are buffered, and their frames."""
+        buffered = self._buffered.pop(request, None)
+        if buffered is None:
             return
-        held.forget()
-        tokens = GeneratedTokens(ids=tuple(held.ids), ends=held.ends)
+        buffered.forget()
+        tokens = GeneratedTokens(ids=tuple(buffered.ids), ends=buffered.ends)
         self._outbox.append(Produced(request.id, Payload(tokens), COMPLETED))
-        if held.frames is not None and held.positions:
-            positions_n = np.array(held.positions, np.int64)
-            self._outbox.append(self._page_slice(held.table, TokenCodes(), "codes", positions_n, held.frames))
+        if buffered.frames is not None and buffered.positions:
+            positions_n = np.array(buffered.positions, np.int64)
+            self._outbox.append(self._page_slice(buffered.table, TokenCodes(), "codes", positions_n, buffered.frames))
 
     def emit_idle(self) -> bool:
-        """As `emit_held`, of all requests without a step in flight. Returns whether there were any."""
-        idle = [request for request in self._held if not request.steps_in_flight]
+        """As `emit_buffered`, of all requests without a step in flight. Returns whether there were any."""
+        idle = [request for request in self._buffered if not request.steps_in_flight]
         for request in idle:
-            self.emit_held(request)
+            self.emit_buffered(request)
         return bool(idle)
 
     def drop(self, request: ArRequest) -> None:
         """Forgets the tokens of the request that are not emitted: it has no consumer."""
-        held = self._held.pop(request, None)
-        if held is not None:
-            held.forget()
+        buffered = self._buffered.pop(request, None)
+        if buffered is not None:
+            buffered.forget()
         for withheld in request.withheld:
             for message in withheld.messages:
                 message.close()
@@ -172,7 +172,7 @@ class OutputProcessor:
 
     def clear(self) -> None:
         self._in_flight.clear()
-        self._held.clear()
+        self._buffered.clear()
         self._pending_scores.clear()
 
     def _read(self, read: _StepInFlight) -> None:
@@ -291,22 +291,22 @@ class OutputProcessor:
     def _hold(
         self, scheduled: ScheduledRequest, status: RowStatus, ids: Sequence[int], codes: WrittenPages | None
     ) -> None:
-        request, held = scheduled.request, self._held.get(scheduled.request)
-        if held is not None and held.table is not scheduled.table:
-            self.emit_held(request)
-            held = None
-        if held is None:
-            held = self._held[request] = HeldTokens(scheduled.table)
-        held.ids += ids
-        held.ends = status is RowStatus.STOPPED
+        request, buffered = scheduled.request, self._buffered.get(scheduled.request)
+        if buffered is not None and buffered.table is not scheduled.table:
+            self.emit_buffered(request)
+            buffered = None
+        if buffered is None:
+            buffered = self._buffered[request] = BufferedTokens(scheduled.table)
+        buffered.ids += ids
+        buffered.ends = status is RowStatus.STOPPED
         if codes is not None:
             first, count = request.length + len(request.outputs), len(ids) - (not status.has_frame)
-            held.positions += range(first, first + count)
-            held.frames = codes
+            buffered.positions += range(first, first + count)
+            buffered.frames = codes
             request.num_frames += count
         request.outputs += ids
-        if len(held.ids) >= self._interval or len(request.outputs) <= self._interval:
-            self.emit_held(request)
+        if len(buffered.ids) >= self._interval or len(request.outputs) <= self._interval:
+            self.emit_buffered(request)
 
     def _fail_without_numbers(self, request: ArRequest, doing: str) -> None:
         name = method_name(self._logits, "logits")

@@ -48,7 +48,7 @@ class StepPacker:
         self._uploaded: _Steady | None = None
         """The batch whose inputs are in the upload buffer."""
         self._kept: list[_Steady] = []
-        """The batches in the areas of `KeptInputs`, the least recently used first."""
+        """The batches in the areas of `MicroBatchInputs`, the least recently used first."""
 
     def pack(
         self, plan: StepPlan, *, newest_input: int, padded: int | None, captured: PaddedShape | None
@@ -89,7 +89,7 @@ class StepPacker:
         return self._blocks(longest)
 
     def _draft_blocks(self, plan: StepPlan) -> int:
-        """`StepLaunch.draft_blocks`. A drafter with weights runs only if some rows are likely to verify its drafts."""
+        """Returns `StepLaunch.draft_blocks`. A drafter with weights runs only if some rows are likely to verify its drafts."""
         limits, ends = self._limits, [chunk for chunk in plan.chunks if chunk.last]
         wanted = any(request.wanted_drafts for request in plan.decodes)
         if isinstance(self._drafter, PagedDrafter) and not wanted and all(each.request.undrafted for each in ends):

@@ -198,7 +198,7 @@ class TokenSender:
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitedTokens:
+class PendingTokens:
     """Tokens of a step that are not the rows' newest yet."""
 
     step: int
@@ -211,7 +211,7 @@ class AwaitedTokens:
         return self.slot.filled.done() and self.arrivals.done()
 
     def arrived(self) -> bool:
-        """As `PendingReceive.arrived`."""
+        """See `PendingReceive.arrived`."""
         return self.slot.filled.done() and self.arrivals.arrived()
 
 
@@ -225,12 +225,12 @@ class ReceivedTokens:
     def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
         self._stream = stage.device.stream(f"{stage.name}-tokens", priority=stage.priority)
-        self._arriving: deque[AwaitedTokens] = deque()
+        self._arriving: deque[PendingTokens] = deque()
         slots = _token_slots(stage, pipeline.size + 1)
         self._ring = SlotRing(stage.device, slots, self._stream, stage.stream)
 
     @property
-    def awaited(self) -> AwaitedTokens | None:
+    def awaited(self) -> PendingTokens | None:
         """The oldest tokens that are not known to have arrived; None if all are."""
         return next((one for one in self._arriving if not one.done()), None)
 
@@ -252,12 +252,12 @@ class ReceivedTokens:
             given = (self._pipeline.tokens, self._pipeline.size - 1, TokenMessage.of(slot, count).sent, arrivals)
             self._stage.device.launch(self._stream, receive_tensors, *given)
 
-        self._arriving.append(AwaitedTokens(step, count, self._ring.fill(receive), arrivals))
+        self._arriving.append(PendingTokens(step, count, self._ring.fill(receive), arrivals))
 
     def forget(self) -> None:
         """No effect: a failed step's tokens come as a message that changes no row."""
 
-    def _accept(self, one: AwaitedTokens) -> None:
+    def _accept(self, one: PendingTokens) -> None:
         def accept(slot: tuple[Tensor, ...]) -> None:
             message, stage = TokenMessage.of(slot, one.count), self._stage
             stage.device.wait_remote(stage.stream, one.arrivals)
@@ -285,7 +285,7 @@ def decoder_of(model: ArModel) -> DecoderLayers:
 
 
 def _token_slots(stage: Resources, slots: int) -> list[tuple[Tensor, ...]]:
-    """For `TokenMessage`."""
+    """Allocates the slots of a ring, each for the tensors of a `TokenMessage`."""
     rows, zeros = stage.limits.rows, stage.device.zeros
     codes, drafts = next_width(stage.model), DRAFT_FIELDS + stage.limits.drafts if stage.limits.drafts else 0
     shapes = ((ROW_FIELDS, torch.int64), (codes, stage.dtype), (drafts, torch.int64))

@@ -35,7 +35,7 @@ class RequestStatus(IntEnum):
     | RUNNING | has a row and blocks: it prefills or decodes | `Scheduler.plan`, `.launched` |
     | ISOLATING | a step that it was part of failed; its blocks are about to be taken | `Scheduler.retry` |
     | ISOLATED | waits, without blocks, for its turn to run in steps of its own | `Scheduler.plan` |
-    | RUNNING_ALONE | runs in steps of its own, until it has sampled a token | `Scheduler.plan` |
+    | RUNNING_ISOLATED | runs in steps of its own, until it has sampled a token | `Scheduler.plan` |
     | FAILED | cannot go on; the worker reports the error before its tick ends | `Scheduler.plan` |
     | WAITING_FOR_LOGPROBS | has all its tokens; some log-probabilities are still to be read | `ArWorker.finish_request` |
     | FINISHED | has left the stage: finished, failed or aborted | `ArWorker.drop` |
@@ -44,7 +44,7 @@ class RequestStatus(IntEnum):
     that waits for its prompt, or an isolated one, and the request has the same status when it is resumed. A paused request is
     in no step. Prefill and decode are not statuses either: `ArRequest.decoding` follows from two counts.
 
-    Other kinds of stages mark the parts of a failed batch `alone` (`omni.stage.worker.BatchPart`) and run them at once. Here a
+    Other kinds of stages mark the parts of a failed batch `isolated` (`omni.stage.worker.BatchPart`) and run them at once. Here a
     request gives up its blocks first and computes its tokens again, in several steps: three statuses describe its progress.
     """
 
@@ -55,7 +55,7 @@ class RequestStatus(IntEnum):
     RUNNING = auto()
     ISOLATING = auto()
     ISOLATED = auto()
-    RUNNING_ALONE = auto()
+    RUNNING_ISOLATED = auto()
     FAILED = auto()
     WAITING_FOR_LOGPROBS = auto()
     FINISHED = auto()
@@ -77,8 +77,8 @@ TRANSITIONS: Mapping[RequestStatus, set[RequestStatus]] = {
     _S.BLOCKED: {_S.WAITING, _S.PREEMPTED, _S.WAITING_FOR_LOGPROBS, _S.FINISHED},
     _S.RUNNING: {_S.PREEMPTED, _S.ISOLATING, *_ENDS},
     _S.ISOLATING: {_S.ISOLATED, *_ENDS},
-    _S.ISOLATED: {_S.RUNNING_ALONE, *_ENDS},
-    _S.RUNNING_ALONE: {_S.RUNNING, _S.ISOLATED, _S.ISOLATING, *_ENDS},
+    _S.ISOLATED: {_S.RUNNING_ISOLATED, *_ENDS},
+    _S.RUNNING_ISOLATED: {_S.RUNNING, _S.ISOLATED, _S.ISOLATING, *_ENDS},
     _S.FAILED: {_S.FINISHED},
     _S.WAITING_FOR_LOGPROBS: {_S.FINISHED},
     _S.FINISHED: set(),
@@ -90,7 +90,7 @@ class EmbeddingTensors(dict[str, Tensor]):
     """An embedding's tensors by name, for the model. Access to a tensor that its producer has not given raises StageError."""
 
     def __init__(self, tensors: Mapping[str, Tensor], name: str, source: str) -> None:
-        """name: the embedding's. source: as in `Feed`."""
+        """name: the name of the embedding. source: the source of its `Feed`."""
         super().__init__(tensors)
         self._name = name
         self._source = source

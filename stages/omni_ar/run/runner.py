@@ -17,10 +17,10 @@ from omni_ar.run.captured_decodes import CapturedDecodes
 from omni_ar.run.codes import CodePrediction
 from omni_ar.run.drafting import Drafting
 from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward, ForwardLaunches
-from omni_ar.run.kept_inputs import KeptInputs
 from omni_ar.run.late_drafts import LateDrafts
 from omni_ar.run.launch import ForgetMessage, StepLaunch, StepMessage, encode
 from omni_ar.run.limits import Limits, step_fields
+from omni_ar.run.micro_batch_inputs import MicroBatchInputs
 from omni_ar.run.pack import (
     NO_TENSORS,
     LeadingInputs,
@@ -32,7 +32,7 @@ from omni_ar.run.pack import (
 )
 from omni_ar.run.packer import StepPacker, scored_chunks
 from omni_ar.run.phases import extend_tables, set_null_rows, spread_rows, start_drafts, start_rows
-from omni_ar.run.pipeline import AwaitedTokens, HiddenTransfers, token_source
+from omni_ar.run.pipeline import HiddenTransfers, PendingTokens, token_source
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import TokenSource
@@ -118,7 +118,7 @@ class Runner:
         self._uploader = Uploader(device, self.stream, limits.upload_size, limits.ring + 1)
         self.source: TokenSource = own if source is None else source(stage)
         self._scorer = Scorer(stage)
-        self._kept = KeptInputs(device, self.stream, self._uploader, limits)
+        self._batch_inputs = MicroBatchInputs(device, self.stream, self._uploader, limits)
         self._packer = StepPacker(self._uploader, model.shape, limits, processors, drafter)
         self._sent: int | None = None
         """The newest step that the other ranks were sent."""
@@ -204,8 +204,8 @@ class Runner:
         return self._uploader.ready and self.source.ready
 
     @property
-    def awaited(self) -> AwaitedTokens | None:
-        """As `StepTransfers.awaited`."""
+    def awaited(self) -> PendingTokens | None:
+        """See `StepTransfers.awaited`."""
         return self._transfers.awaited if self._transfers is not None else None
 
     @property
@@ -270,7 +270,7 @@ class Runner:
         transfers = self._transfers
         if transfers is not None:
             transfers.begin(step, tensors, self._step_vectors(step.packed))
-        self._kept.launch(upload, step)
+        self._batch_inputs.launch(upload, step)
         packed, view = step.packed, self._uploader.view
         self._launch_new_rows(packed)
         scores = self._scorer.prompt_scores(step, view) if self.has_last_layers else None

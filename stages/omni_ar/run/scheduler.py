@@ -10,7 +10,7 @@ from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, RequestStatus
 
-_SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= status <= RequestStatus.RUNNING_ALONE]
+_SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= status <= RequestStatus.RUNNING_ISOLATED]
 
 
 class Scheduler:
@@ -43,8 +43,8 @@ class Scheduler:
         self._running = self._requests[RequestStatus.RUNNING]
         self._isolating = self._requests[RequestStatus.ISOLATING]
         self._isolated = self._requests[RequestStatus.ISOLATED]
-        self._running_alone = self._requests[RequestStatus.RUNNING_ALONE]
-        self._ran_alone = False
+        self._running_isolated = self._requests[RequestStatus.RUNNING_ISOLATED]
+        self._ran_isolated = False
         """Whether the last step ran an isolated request."""
         self._steps = 0
         self._starved: ArRequest | None = None
@@ -94,14 +94,14 @@ class Scheduler:
         for request in tuple(self._isolating):
             if self._allocator.preempt(request):
                 self.move(request, self._status_after_preemption(request))
-        isolated = sorted((*self._isolated, *self._running_alone), key=_order)
-        ready = [request for request in isolated if self._can_start(request)]
+        in_order = sorted((*self._isolated, *self._running_isolated), key=_order)
+        ready = [request for request in in_order if self._can_start(request)]
         # Isolated requests and the others take turns; a request that cannot use its turn passes it on.
-        turns = [None, *ready] if self._ran_alone else [*ready, None]
-        for alone in turns:
-            plan = self._compose(alone)
+        turns = [None, *ready] if self._ran_isolated else [*ready, None]
+        for isolated in turns:
+            plan = self._compose(isolated)
             if plan is not None:
-                self._ran_alone = alone is not None
+                self._ran_isolated = isolated is not None
                 return plan
         return None
 
@@ -125,7 +125,7 @@ class Scheduler:
                 request.num_scheduled_outputs += 1
                 request.edit = None
                 request.saved_codes = None
-                if request.status is RequestStatus.RUNNING_ALONE:
+                if request.status is RequestStatus.RUNNING_ISOLATED:
                     self.move(request, RequestStatus.RUNNING)
         self._allocator.launched(plan)
 
@@ -138,8 +138,8 @@ class Scheduler:
         if status in self._requests:
             insort(self._requests[status], request, key=_order)
 
-    def _compose(self, alone: ArRequest | None) -> StepPlan | None:
-        running = self._runnable(alone)
+    def _compose(self, isolated: ArRequest | None) -> StepPlan | None:
+        running = self._runnable(isolated)
         decoding = [request for request in running if request.decoding]
         self._starved = None
         decodes, new_blocks = self._decode_batch(self._batches(decoding, due=True))
@@ -149,7 +149,7 @@ class Scheduler:
         if self._listeners is not None and (prefills or self._waiting or self._preempted) and self._listeners.short:
             # A long step would delay the decode of that listener's request, at this stage or at another stage of the device.
             budget = min(budget, self._limits.short_slack_prefill_tokens)
-        chunks = sorted(self._chunks(prefills, alone, budget), key=lambda chunk: not chunk.replay)
+        chunks = sorted(self._chunks(prefills, isolated, budget), key=lambda chunk: not chunk.replay)
         if not decodes and not chunks:
             # With fewer rows than micro-batches, the device waits for a row's newest token.
             decodes, new_blocks = self._decode_batch(self._batches(decoding, due=False))
@@ -200,23 +200,23 @@ class Scheduler:
             new_blocks += self._allocator.extend_early(decodes)
         return decodes, new_blocks
 
-    def _chunks(self, prefills: Sequence[ArRequest], alone: ArRequest | None, tokens: int) -> Iterator[PrefillChunk]:
+    def _chunks(self, prefills: Sequence[ArRequest], isolated: ArRequest | None, tokens: int) -> Iterator[PrefillChunk]:
         """Chunks of at most `tokens` tokens in total: of requests that have begun, then of those that can start."""
         budget = _Budget(tokens, self._limits.scored_tokens)
         for request in prefills:
             if budget.left(request):
                 yield budget.take(request, first=False)
         for _ in range(MAX_STARTS):
-            started = None if budget.spent else self._start(alone)
+            started = None if budget.spent else self._start(isolated)
             if started is None:
                 return
             yield budget.take(started, first=True)
 
-    def _start(self, alone: ArRequest | None) -> ArRequest | None:
+    def _start(self, isolated: ArRequest | None) -> ArRequest | None:
         """Gives the next request its row and blocks, if available."""
-        if alone is not None and alone.status is not RequestStatus.ISOLATED:
+        if isolated is not None and isolated.status is not RequestStatus.ISOLATED:
             return None
-        request = self._next_waiting() if alone is None else alone
+        request = self._next_waiting() if isolated is None else isolated
         if request is None or any(other.order < request.order and self._can_start(other) for other in self._isolated):
             return None  # an earlier isolated request waits for blocks, possibly the same ones
         if self._starved is not None and self._starved.order < request.order:
@@ -234,7 +234,7 @@ class Scheduler:
         self._move_preempted()
         if not allocated:
             return None
-        self.move(request, RequestStatus.RUNNING if alone is None else RequestStatus.RUNNING_ALONE)
+        self.move(request, RequestStatus.RUNNING if isolated is None else RequestStatus.RUNNING_ISOLATED)
         return request
 
     def _next_waiting(self) -> ArRequest | None:
@@ -254,12 +254,20 @@ class Scheduler:
             return False
         return request.can_step(self._conditioned)
 
-    def _runnable(self, alone: ArRequest | None) -> list[ArRequest]:
-        running = self._running if alone is None else [alone] if alone.status is RequestStatus.RUNNING_ALONE else []
+    def _runnable(self, isolated: ArRequest | None) -> list[ArRequest]:
+        running = (
+            self._running
+            if isolated is None
+            else [isolated]
+            if isolated.status is RequestStatus.RUNNING_ISOLATED
+            else []
+        )
         return [request for request in running if not request.paused and (self._can_score or not request.wants_scores)]
 
     def _holders(self) -> list[ArRequest]:
-        return sorted((*self._running, *self._running_alone), key=_order) if self._running_alone else self._running
+        return (
+            sorted((*self._running, *self._running_isolated), key=_order) if self._running_isolated else self._running
+        )
 
     def _victims(self, request: ArRequest) -> list[ArRequest]:
         """Requests that give their blocks to this one, in order."""

@@ -31,7 +31,7 @@ class ConditioningStore:
     def __init__(
         self, name: str, device: Device, stream: Stream, *, conditioning: Tensor, shape: ArShape, limits: Limits
     ) -> None:
-        """conditioning: `RowState.conditioning`. name: the stage's name, for errors."""
+        """conditioning: the buffer `RowState.conditioning`. name: the stage's name, for errors."""
         self._name = name
         self._conditioning = conditioning
         self._shape = shape

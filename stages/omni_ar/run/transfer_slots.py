@@ -23,7 +23,7 @@ class PendingReceives:
         return self._each is not None and all(arrival.done() for arrival in self._each)
 
     def arrived(self) -> bool:
-        """As `PendingReceive.arrived`."""
+        """See `PendingReceive.arrived`."""
         return self._each is not None and all(arrival.arrived() for arrival in self._each)
 
     def wait(self) -> None:

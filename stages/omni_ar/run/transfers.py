@@ -11,7 +11,7 @@ from omni.parallel import Communicator, Ranks
 from omni_ar.kernels.step.state import RowState
 from omni_ar.run.launch import StepLaunch
 from omni_ar.run.pack import StepTensors
-from omni_ar.run.pipeline import AwaitedTokens, HiddenTransfers, ReceivedTokens, TokenSender
+from omni_ar.run.pipeline import HiddenTransfers, PendingTokens, ReceivedTokens, TokenSender
 from omni_ar.run.state import Resources
 from omni_ar.run.transfer_slots import PendingReceives, receive_tensors
 
@@ -76,7 +76,7 @@ class StepTransfers:
         self._rows_R: Tensor | None = None
 
     @property
-    def awaited(self) -> AwaitedTokens | None:
+    def awaited(self) -> PendingTokens | None:
         """As `ReceivedTokens.awaited`; None for a rank that receives none."""
         return self._tokens.awaited if isinstance(self._tokens, ReceivedTokens) else None
 

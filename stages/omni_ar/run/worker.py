@@ -262,7 +262,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         """The request has all its tokens. It keeps its resources until its log-probabilities are read. table: with its last
         token, if that is known: it may have been preempted since."""
         request.finish_reason = reason
-        self._output_processor.emit_held(request)
+        self._output_processor.emit_buffered(request)
         if request.wants_layers and request.outputs:
             request.wants_layers = False
             table = table if table is not None else request.table

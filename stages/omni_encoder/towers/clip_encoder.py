@@ -121,7 +121,7 @@ class ClipEncoder(EncoderModel):
     """
 
     def __init__(self, bins: int, chunks: Chunks) -> None:
-        """bins: mel bins."""
+        """bins: the number of mel bins."""
         super().__init__()
         self.bins = bins
         self.chunks = chunks

@@ -166,7 +166,7 @@ def test_closing_the_stream_cancels_the_request(omni: Omni) -> None:
 
 
 def test_a_dropped_stream_cancels_its_request(omni: Omni) -> None:
-    """Unread, left in its loop, or in a cycle that the collector finds."""
+    """UnreadEvents, left in its loop, or in a cycle that the collector finds."""
     omni.generate("abc", sampling=ENDLESS)
     assert eventually(lambda: omni.idle)
     for output in omni.generate(["abc", "def"], sampling=ENDLESS):

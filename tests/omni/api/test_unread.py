@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omni import AsyncOmni, Omni
-from omni.api.request import Started, Unread, size_of
+from omni.api.request import Started, UnreadEvents, size_of
 from omni.engine import RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OverloadedError
 from omni.payload import AudioChunk, CodecFrames, GeneratedTokens, TokenLogprobs
@@ -59,7 +59,7 @@ def test_one_answer_of_a_list_ends_alone(model: Path) -> None:
 
 def test_the_end_is_delivered_beyond_the_limit() -> None:
     got: list[object] = []
-    unread = Unread(lambda at, event: got.append(event), 1000)
+    unread = UnreadEvents(lambda at, event: got.append(event), 1000)
     cancelled: list[OverloadedError] = []
     unread.cancel = cancelled.append
     sound = StageOutput("audio", AudioChunk(samples=np.zeros(200, np.float32), sample_rate=8000))
@@ -73,7 +73,7 @@ def test_the_end_is_delivered_beyond_the_limit() -> None:
 
 def test_reading_makes_room_for_more_outputs() -> None:
     got: list[object] = []
-    unread = Unread(lambda at, event: got.append(event), 2500)
+    unread = UnreadEvents(lambda at, event: got.append(event), 2500)
     sound = StageOutput("audio", AudioChunk(samples=np.zeros(200, np.float32), sample_rate=8000))
     for _ in range(100):
         unread.deliver(0.0, sound)

@@ -20,7 +20,7 @@ from omni.payload import GeneratedTokens, Payload
 from omni.sampling import SamplingParams
 from omni.testing.engines import GIVEN_UP, TickedEngine
 from tests.support.ar_driver import plain_prompt
-from tests.support.hidden_family import CLERK, MODALITIES, READER, WRITER, hidden_plugins, model_of
+from tests.support.hidden_family import HOST_READER, MODALITIES, READER, WRITER, hidden_plugins, model_of
 from tests.support.hidden_model import Reading, ReadOut
 from tests.support.omni_engine import Result
 from tests.support.small_text import greedy
@@ -150,7 +150,7 @@ class HiddenEngine(TickedEngine):
     def expect(self, result: HiddenResult, ids: Sequence[int], payload: Sequence[int] = ()) -> None:
         """Every reader gave one reading for each token, and for each of `payload`: the right ones."""
         assert result.error is None
-        for name in (READER, CLERK):
+        for name in (READER, HOST_READER):
             if MODALITIES[name] in self.modalities:
                 assert_same(result.read(MODALITIES[name]), self.rows(ids, result.tokens))
                 if payload:

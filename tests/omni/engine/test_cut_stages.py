@@ -9,7 +9,7 @@ import pytest
 from omni.engine import Placement
 from omni.engine.cut import CutStages
 from omni.engine.memory import StageMemory
-from omni.engine.rows import Division
+from omni.engine.rows import MemoryPlan
 from omni.errors import InputError, LostRankError, StageError
 from omni.parallel import RankLayout, Ranks, SilentCommunicator
 from omni.parallel.silent import SilentChannel
@@ -56,10 +56,10 @@ def memory(pages: int, rows: int | None) -> StageMemory:
     return StageMemory(weights=0, fixed=0, working=0, page_bytes=1, pages=pages, rows=rows)
 
 
-DIVISION = Division({}, {"writer": memory(100, 64), "speaker": memory(50, 64), "tower": memory(9, None)}, None)
+DIVISION = MemoryPlan({}, {"writer": memory(100, 64), "speaker": memory(50, 64), "tower": memory(9, None)}, None)
 
 
-def unchanged(division: Division, rows: Mapping[str, int]) -> Division:
+def unchanged(division: MemoryPlan, rows: Mapping[str, int]) -> MemoryPlan:
     raise AssertionError("the rows are those of all")
 
 
@@ -73,10 +73,10 @@ def test_pages_are_the_least_of_all_ranks() -> None:
 def test_rows_are_the_least_of_all_ranks_and_divided_again() -> None:
     cut = CutStages({"writer": ranks(rows=16, pages=1000), "speaker": ranks(rows=128, pages=1000)})
 
-    def redivide(division: Division, rows: Mapping[str, int]) -> Division:
+    def redivide(division: MemoryPlan, rows: Mapping[str, int]) -> MemoryPlan:
         assert division is DIVISION
         assert rows == {"writer": 16, "speaker": 64}
-        return Division({}, {"writer": memory(300, 16), "speaker": memory(200, 16)}, None)
+        return MemoryPlan({}, {"writer": memory(300, 16), "speaker": memory(200, 16)}, None)
 
     agreed = cut.agree(DIVISION, redivide)
     assert agreed.memory == {"writer": memory(300, 16), "speaker": memory(200, 16)}

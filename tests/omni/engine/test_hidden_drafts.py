@@ -10,14 +10,14 @@ import torch
 
 from omni.testing.simulation.device import SimulatedDevice
 from tests.omni.engine.hidden_engine import HiddenEngine
-from tests.support.hidden_family import CLERK, READER, WRITER, write_checkpoint
+from tests.support.hidden_family import HOST_READER, READER, WRITER, write_checkpoint
 from tests.support.small_text import WIDTH, greedy
 from tests.support.tiers import SLOW, chosen, few
 from tests.support.tiny_heads import eagle3_head
 
 pytestmark = pytest.mark.thorough
 
-BOTH = (READER, CLERK)
+BOTH = (READER, HOST_READER)
 PROMPTS = [[(7 * place * place + 11 * index) % 61 for place in range(3 + 4 * index)] for index in range(5)]
 REQUESTS = [(prompt, range(0, len(prompt), 2)) for prompt in PROMPTS]
 TOKENS, VOCABULARY = 13, 61
@@ -25,7 +25,7 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "plenty": {},
     "few blocks": {"writer.num_blocks": 11, "writer.max_model_len": 40},
     "small budget, no cache": {"writer.max_num_batched_tokens": 5, "writer.prefix_cache": False},
-    "slow": {"reader.every": 7, "reader.max_num_seqs": 2, "clerk.every": 5, "clerk.max_num_seqs": 2},
+    "slow": {"reader.every": 7, "reader.max_num_seqs": 2, "host_reader.every": 5, "host_reader.max_num_seqs": 2},
 }
 
 

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from tests.omni.engine.hidden_engine import HiddenEngine
-from tests.support.hidden_family import CLERK, READER, WRITER, write_checkpoint
+from tests.support.hidden_family import HOST_READER, READER, WRITER, write_checkpoint
 from tests.support.tiers import few
 
 pytestmark = pytest.mark.thorough
 
-BOTH = (READER, CLERK)
+BOTH = (READER, HOST_READER)
 PROMPTS = [[(7 * place * place + 11 * index) % 61 for place in range(3 + 4 * index)] for index in range(5)]
 REQUESTS = [(prompt, range(0, len(prompt), 2)) for prompt in PROMPTS]
 TOKENS = 11
 FEW_BLOCKS = {"writer.num_blocks": 9, "writer.max_model_len": 32}
 SMALL_BUDGET = {"writer.max_num_batched_tokens": 5}
 NO_CACHE = {"writer.prefix_cache": False}
-SLOW = {"reader.every": 7, "reader.max_num_seqs": 2, "clerk.every": 5, "clerk.max_num_seqs": 2}
+SLOW = {"reader.every": 7, "reader.max_num_seqs": 2, "host_reader.every": 5, "host_reader.max_num_seqs": 2}
 
 
 @pytest.mark.parametrize("width", [64, 4096])
@@ -79,7 +79,7 @@ def test_rows_of_prompts_alone(tmp_path: Path) -> None:
 def test_a_slow_reader_delays_its_own_requests_and_stays_within_its_credit(tmp_path: Path, reader: str) -> None:
     credit = 4
     engine = HiddenEngine(write_checkpoint(tmp_path, readers=[reader], credit=credit), {f"{reader}.every": 40})
-    modality = {READER: "read", CLERK: "filed"}[reader]
+    modality = {READER: "read", HOST_READER: "filed"}[reader]
     heard = engine.submit("heard", PROMPTS[1], max_tokens=40)
     alone = engine.submit("alone", PROMPTS[2], max_tokens=40, modalities=frozenset({"text"}))
     ahead = []

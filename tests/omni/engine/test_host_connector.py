@@ -25,7 +25,7 @@ from tests.support.fake_graph import lent
 from tests.support.host_bench import BLOCK, HostBench, Numbered, Sent, expect_late, play
 from tests.support.received import tensors_of
 
-HOST, WRITER = "writer->clerk-host", "writer"
+HOST, WRITER = "writer->host_reader-host", "writer"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
 
@@ -262,7 +262,7 @@ def test_any_order_of_events_brings_the_right_rows(data: st.DataObject) -> None:
             case "send" if len(bench.sent) < 8:
                 bench.send(data.draw(st.integers(1, 12)), scattered=data.draw(st.booleans()))
             case "run":
-                stream = data.draw(st.sampled_from([WRITER, HOST, "clerk"]))
+                stream = data.draw(st.sampled_from([WRITER, HOST, "host_reader"]))
                 device.run({stream}, operations=data.draw(st.integers(1, 6)))
             case "poll":
                 bench.poll()

@@ -12,7 +12,7 @@ from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.engine import measure_stages
 from omni.engine.memory import Budget
-from omni.engine.rows import Division, divide_again, divide_memory
+from omni.engine.rows import MemoryPlan, divide_again, divide_memory
 from omni.errors import ConfigError
 from omni.stage import (
     MOST_CPU_ROWS,
@@ -85,7 +85,7 @@ class Rows:
 
 def divided(
     stages: Mapping[str, Rows], memory: int | None, device: Device | None = None, most: int = MOST_ROWS
-) -> Division:
+) -> MemoryPlan:
     budget = None if memory is None else Budget(memory, "engine.memory_bytes")
     return divide_memory(stages, device or CpuDevice(), budget, measure_stages, most)
 

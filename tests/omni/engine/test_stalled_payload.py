@@ -6,7 +6,7 @@ import pytest
 
 from omni.testing.simulation.device import SimulatedDevice
 from tests.omni.engine.hidden_engine import HiddenEngine
-from tests.support.hidden_family import CLERK, MODALITIES, READER, WRITER, write_checkpoint
+from tests.support.hidden_family import HOST_READER, MODALITIES, READER, WRITER, write_checkpoint
 from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
@@ -17,7 +17,7 @@ PROMPTS = [[(7 * place + 3 * index) % 61 for place in range(4 + 2 * index)] for 
 STREAMS = {
     "reader": (READER,),
     "reader-copy": (READER,),
-    f"{WRITER}->{CLERK}-host": (CLERK,),
+    f"{WRITER}->{HOST_READER}-host": (HOST_READER,),
 }
 """Of the payload side, and the readers that wait for each."""
 
@@ -65,7 +65,7 @@ def ask(engine: HiddenEngine, stalled: str | None) -> float:
 @pytest.mark.parametrize("seed", few(1, range(3), SLOW))
 @pytest.mark.parametrize("stalled", STREAMS)
 def test_tokens_come_while_the_payload_stream_stalls(tmp_path: Path, stalled: str, seed: int) -> None:
-    folder = write_checkpoint(tmp_path, readers=[READER, CLERK], credit=64)
+    folder = write_checkpoint(tmp_path, readers=[READER, HOST_READER], credit=64)
     settings = {"writer.max_in_flight": 1 + seed}
     undisturbed = ask(HiddenEngine(folder, settings, steady_device(seed)), None)
     device = steady_device(seed)

@@ -230,7 +230,7 @@ class TwoUnderPressure(RuleBasedStateMachine):
         self.read()
         self.two.assert_nothing_left()
         assert all(produced.released and produced.free for _, produced in self.made)
-        assert all(error is None for told in self.two.connected.values() for error in told)
+        assert all(error is None for errors in self.two.connected.values() for error in errors)
 
     def finish_stages(self) -> None:
         """Stages whose sources have ended give one more payload, and are done."""

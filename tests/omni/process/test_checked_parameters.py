@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni.process.questions import CheckedParameters
+from omni.process.queries import CheckedParameters
 from omni.sampling import SamplingParams
 
 

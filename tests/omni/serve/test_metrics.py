@@ -94,7 +94,7 @@ def test_tokens_and_speech_are_counted(fresh: Served) -> None:
 
 def test_slack_is_that_of_the_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    from bench.listening import Chunk, HeardStream
+    from bench.listening import Chunk, SoundStream
 
     dice = np.random.default_rng(1)
     for _ in range(50):
@@ -102,7 +102,7 @@ def test_slack_is_that_of_the_benchmarks(monkeypatch: pytest.MonkeyPatch) -> Non
         chunks = tuple(Chunk(at, sound) for at, sound in zip(came.tolist(), sounds.tolist(), strict=True))
         listener = Listener()
         slacks = [listener.add_sound(chunk.came, chunk.sound) for chunk in chunks]
-        assert slacks == [None, *HeardStream(0.0, chunks).slacks]
+        assert slacks == [None, *SoundStream(0.0, chunks).slacks]
 
 
 class Clock:

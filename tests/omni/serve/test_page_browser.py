@@ -111,7 +111,7 @@ def limited(page: Page, tokens: int) -> None:
     page.run(f"document.querySelector('#tokens').value = {tokens}")
 
 
-def heard(page: Page) -> NDArray[np.int16]:
+def played_sound(page: Page) -> NDArray[np.int16]:
     """The sound that the audio graph played, from the first sample that is not silence to the last."""
     samples = np.frombuffer(base64.b64decode(page.run("heard()")), np.int16)
     (loud,) = np.nonzero(samples)
@@ -170,7 +170,7 @@ def test_the_audio_graph_plays_the_answer_without_a_gap(tab: Page, burst: Served
         say(tab, text)
         assert last_answer(tab) == text.strip()
         played(tab)
-        samples = heard(tab)
+        samples = played_sound(tab)
         assert tab.text("#underruns") == "0"
         slack = float(tab.text("#slack").removesuffix(" ms").replace(",", ""))
         assert slack > 0

@@ -44,7 +44,7 @@ def texts(count: int) -> list[str]:
     return [f"{number:02d} is the number of this sentence." for number in range(count)]
 
 
-async def heard(client: Client) -> str:
+async def echo_of_prompt(client: Client) -> str:
     """The echo of the prompt."""
     response = await client.respond()
     assert response.status == "completed", response
@@ -89,12 +89,12 @@ def test_truncated_items_stay_out_of_prompts_and_in_the_conversation(voiced: Ser
             assert shown.truncation.token_limits.post_instructions == 50
             items = [await client.say(letter * 9) for letter in "abcde"]
             # "be|x" is the least; 50 more may follow. "be|" and five of nine letters each have 52 in all.
-            assert await heard(client) == "be|" + "|".join(letter * 9 for letter in "abcde")
+            assert await echo_of_prompt(client) == "be|" + "|".join(letter * 9 for letter in "abcde")
             await client.say("f" * 9)
             # 112 are too many: half of 50 are kept. The answer before is the longest item of all.
-            assert await heard(client) == "be|" + "f" * 9
+            assert await echo_of_prompt(client) == "be|" + "f" * 9
             await client.say("g" * 9)
-            assert await heard(client) == "be|" + "|".join(["f" * 9, "be|" + "f" * 9, "g" * 9])
+            assert await echo_of_prompt(client) == "be|" + "|".join(["f" * 9, "be|" + "f" * 9, "g" * 9])
             await client.send(type="conversation.item.retrieve", item_id=items[0].id)
             assert (await client.until("conversation.item.retrieved")).item.content[0].text == "a" * 9
             await client.send(type="conversation.item.delete", item_id=items[0].id)
@@ -112,7 +112,7 @@ def test_only_the_share_of_the_room_that_is_asked_for_is_retained(voiced: Served
             await client.manual(output_modalities=["text"], truncation=retention(ratio, 48))
             for letter in "abcdefgh":
                 await client.say(letter * 9)
-            assert await heard(client) == "|".join(letter * 9 for letter in kept)
+            assert await echo_of_prompt(client) == "|".join(letter * 9 for letter in kept)
 
     asyncio.run(main())
 
@@ -128,7 +128,7 @@ def test_truncation_is_no_request_and_no_failure_of_its_own(voiced: Served) -> N
             for letter in "abcdefgh":
                 await client.say(letter * 9)
             begun, ended = counted("omni_requests_total"), counted("omni_requests_finished_total")
-            assert await heard(client) == "ggggggggg|hhhhhhhhh"
+            assert await echo_of_prompt(client) == "ggggggggg|hhhhhhhhh"
             assert counted("omni_requests_total") - begun == 1
             assert counted("omni_requests_finished_total") - ended == 1
             failed = voiced.server.metrics.registry.get_sample_value(
@@ -179,9 +179,9 @@ def test_the_last_turn_is_answered_however_little_is_retained(voiced: Served) ->
             await client.manual(output_modalities=["text"], truncation=retention(0.0, 10))
             for letter in "ab":
                 await client.say(letter * 9)
-            assert await heard(client) == "b" * 9
+            assert await echo_of_prompt(client) == "b" * 9
             await client.say("c" * 30)
-            assert await heard(client) == "c" * 30
+            assert await echo_of_prompt(client) == "c" * 30
 
     asyncio.run(main())
 

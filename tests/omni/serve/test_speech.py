@@ -106,10 +106,10 @@ def test_the_async_client_is_served(echo: Served) -> None:
 
 def test_instructions_reach_the_model_and_are_not_spoken(echo: Served) -> None:
     plain: dict[str, str] = {}
-    told = {"instructions": "Sound happy."}
-    assert ask(echo, response_format="wav", **told).content == ask(echo, response_format="wav", **plain).content
+    instructed = {"instructions": "Sound happy."}
+    assert ask(echo, response_format="wav", **instructed).content == ask(echo, response_format="wav", **plain).content
     # The echo family reports the prompt's length only.
-    read = [events(ask(echo, stream_format="sse", **each))[-1]["usage"]["input_tokens"] for each in (plain, told)]
+    read = [events(ask(echo, stream_format="sse", **each))[-1]["usage"]["input_tokens"] for each in (plain, instructed)]
     assert read[1] - read[0] == len("Sound happy.\n\n")
 
 

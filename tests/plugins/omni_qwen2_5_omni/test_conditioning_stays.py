@@ -24,7 +24,7 @@ from omni.testing.simulation.late import LateDevice
 from omni_ar.inputs import MultimodalEmbedding, StepInputs
 from omni_ar.run.request import ArRequest
 from omni_ar.run.worker import ArWorker
-from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, HeardEngine, answers_alone
+from tests.plugins.omni_qwen2_5_omni.fixed_noise import CHATS, SHAPES, STREAMED, FixedNoiseEngine, answers_alone
 from tests.support.close_calls import Comparison
 from tests.support.devices import full_float32, no_synchronization
 from tests.support.omni_engine import Result, assert_all_same
@@ -144,7 +144,9 @@ def run(
     with ExitStack() as stack:
         for context in (full_float32(), torch.inference_mode(), watch.intake(), watch.reads):
             stack.enter_context(context)
-        engine = HeardEngine(tiny_folder(**SHAPES[SHAPE]), AHEAD | dict(STREAMED), device, change=change, graphs=True)
+        engine = FixedNoiseEngine(
+            tiny_folder(**SHAPES[SHAPE]), AHEAD | dict(STREAMED), device, change=change, graphs=True
+        )
         requests = [engine.request(asked) for asked in chats]
         device.synchronize()
         stack.enter_context(sync_guard(device, SyncCheck.ERROR))

@@ -8,7 +8,7 @@ import pytest
 
 from omni.frontend.base import Chat
 from omni.sampling import SamplingParams
-from tests.plugins.omni_qwen2_5_omni.heard_omni import SHAPES, WHOLE, HeardEngine
+from tests.plugins.omni_qwen2_5_omni.fixed_noise import SHAPES, WHOLE, FixedNoiseEngine
 from tests.support.reference import chat, picture, sampled_with, sound
 from tests.support.tiers import chosen
 from tests.support.tiny_qwen2_5_omni import given, reference_model, speak, tiny_folder
@@ -58,7 +58,7 @@ def spoken(folder: Path, asked: Chat, sampling: SamplingParams) -> tuple[list[in
 @pytest.mark.parametrize("shape", chosen(["other sizes"], SHAPES))
 def test_sampled_codes_are_those_of_transformers(shape: str) -> None:
     folder = tiny_folder(**SHAPES[shape])
-    results = HeardEngine(folder, WHOLE).run(CHATS)
+    results = FixedNoiseEngine(folder, WHOLE).run(CHATS)
     for asked, result in zip(CHATS, results, strict=True):
         if result.error is not None:
             raise result.error

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omni import Omni
-from omni.api.request import Unread
+from omni.api.request import UnreadEvents
 from omni.api.request_output import RequestOutput
 from omni.api.request_queue import PreparingThread
 from omni.api.serial_executor import SerialExecutor
@@ -64,7 +64,7 @@ PATHS: tuple[tuple[Point, ...], ...] = (
     (
         (LocalTokens, "sample", always),
         (OutputProcessor, "_process", always),
-        (Unread, "deliver", lambda _, at, event: isinstance(getattr(event, "meta", None), GeneratedTokens)),
+        (UnreadEvents, "deliver", lambda _, at, event: isinstance(getattr(event, "meta", None), GeneratedTokens)),
         (RequestOutput, "_text", always),
     ),
     (

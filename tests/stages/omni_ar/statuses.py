@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from omni_ar.run.request import ArRequest, RequestStatus
 from omni_ar.run.scheduler import Scheduler
 
-HOLDS_BLOCKS = (RequestStatus.RUNNING, RequestStatus.ISOLATING, RequestStatus.RUNNING_ALONE)
+HOLDS_BLOCKS = (RequestStatus.RUNNING, RequestStatus.ISOLATING, RequestStatus.RUNNING_ISOLATED)
 
 
 def check_statuses(scheduler: Scheduler, requests: Iterable[ArRequest]) -> None:

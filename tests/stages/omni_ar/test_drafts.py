@@ -256,7 +256,7 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(drafter: str, asked: 
     assert counts[0][1]["accepted_drafts"] >= (10 if drafter == "fabricated" else 1)
 
 
-class Told(FabricatedDrafter):
+class PartlyWrongDrafter(FabricatedDrafter):
     """Each request's future, with errors at the first `wrong` places."""
 
     def __init__(self, wrong: int, drafts: int = 3) -> None:
@@ -264,13 +264,13 @@ class Told(FabricatedDrafter):
         self._wrong = wrong
 
     def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
-        told = super().predicted_tokens(request, outputs)
-        return [(token + 1) % 11 if at < self._wrong else token for at, token in enumerate(told, len(outputs))]
+        predicted = super().predicted_tokens(request, outputs)
+        return [(token + 1) % 11 if at < self._wrong else token for at, token in enumerate(predicted, len(outputs))]
 
 
 def test_drafts_that_are_never_accepted_cease():
     """And steps with room for drafts too, in which they would be verified."""
-    driver = driver_of("fabricated", made=Told(1000), draft_tokens=3)
+    driver = driver_of("fabricated", made=PartlyWrongDrafter(1000), draft_tokens=3)
     answers(driver, PROMPTS[:1], max_tokens=100)
     plans = plans_of(driver, PROMPTS[0], 100)
     assert driver.counter("accepted_drafts") == 0
@@ -302,7 +302,7 @@ def plans_of(driver: ArDriver, prompt: Sequence[int], most: int) -> list[StepPla
 
 
 def test_drafts_that_become_right_are_verified_again():
-    driver = driver_of("fabricated", made=Told(40), draft_tokens=3, max_in_flight=1)
+    driver = driver_of("fabricated", made=PartlyWrongDrafter(40), draft_tokens=3, max_in_flight=1)
     for _ in range(2):
         answers(driver, PROMPTS[:1], max_tokens=100)
     assert driver.counter("accepted_drafts") > 30
@@ -321,7 +321,9 @@ def test_blocks_are_held_for_acceptable_drafts_and_no_more(in_flight: int):
         "adaptive_drafts": False,
         "block_size": size,
     }
-    driver = driver_of("fabricated", device, made=Told(1000, drafts), num_blocks=60, prefix_cache=False, **options)
+    driver = driver_of(
+        "fabricated", device, made=PartlyWrongDrafter(1000, drafts), num_blocks=60, prefix_cache=False, **options
+    )
     answers(driver, PROMPTS[:1], max_tokens=100)
     driver.ask("held", PROMPTS[0], max_tokens=100)
     held: list[int] = []

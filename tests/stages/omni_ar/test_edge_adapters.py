@@ -63,7 +63,7 @@ def _args(lead: list[int]) -> TextConditioningArgs:
     return TextConditioningArgs(prompt=prompt, lead=tuple(lead), eos=EOS, pad=PAD)
 
 
-class Heard:
+class TalkerTokens:
     """The talker's text tokens so far: its first one, and one per step."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ def test_thinker_to_talker(chunks: list[list[int]], lead: list[int], end: str) -
     Where the text was ended from outside, g(N-1) is a token that never arrived. At any time the talker has every token whose
     successor is known, and no other.
     """
-    args, heard, known = _args(lead), Heard(), list(lead)
+    args, heard, known = _args(lead), TalkerTokens(), list(lead)
     adapter = TextConditioning(args)
 
     for place, chunk in enumerate(chunks, 1):

@@ -13,7 +13,7 @@ from omni.stage import StageWorker
 from omni.testing.ranks import thread_ranks
 from omni_ar.options import ArOptions
 from omni_ar.run.follower import FollowerWorker
-from omni_ar.run.pipeline import AwaitedTokens
+from omni_ar.run.pipeline import PendingTokens
 from tests.support.ar_driver import ArDriver, small_runner
 from tests.support.deep_models import part
 from tests.support.devices import ClockedCpu, HungDevice
@@ -135,5 +135,5 @@ def test_an_idle_rank_whose_tokens_have_arrived_does_not_time_out(known: bool, m
         hung.run()
         driver.tick()
     if not known:
-        monkeypatch.setattr(AwaitedTokens, "done", lambda _: False)
+        monkeypatch.setattr(PendingTokens, "done", lambda _: False)
     pass_time(device, worker.tick, 20 * LIMIT)

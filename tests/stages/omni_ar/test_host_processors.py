@@ -16,7 +16,7 @@ def edit_of(allowed: Any) -> LogitsEdit:
     return LogitsEdit(allowed)
 
 
-class Guide:
+class ConstantProcessor:
     """Returns its constructor's argument."""
 
     def __init__(self, edit: object = LogitsEdit(), ends: object = False) -> None:
@@ -31,26 +31,29 @@ class Guide:
 
 
 @pytest.mark.parametrize(
-    ("guide", "problem"),
+    ("processor", "problem"),
     [
-        (Guide(None), "Guide.edit returned None: return a LogitsEdit"),
-        (Guide([1, 2]), "Guide.edit returned a list: return a LogitsEdit"),
+        (ConstantProcessor(None), "ConstantProcessor.edit returned None: return a LogitsEdit"),
+        (ConstantProcessor([1, 2]), "ConstantProcessor.edit returned a list: return a LogitsEdit"),
         (
-            Guide(edit_of(np.ones(VOCAB))),
-            "Guide.edit returned a wrong LogitsEdit: allowed is float64 [12], not int64",
+            ConstantProcessor(edit_of(np.ones(VOCAB))),
+            "ConstantProcessor.edit returned a wrong LogitsEdit: allowed is float64 [12], not int64",
         ),
-        (Guide(edit_of([True])), "Guide.edit returned a wrong LogitsEdit: 'list' object has no attribute 'dtype'"),
-        (Guide(ends=None), "Guide.push returned None: return whether the text ends"),
+        (
+            ConstantProcessor(edit_of([True])),
+            "ConstantProcessor.edit returned a wrong LogitsEdit: 'list' object has no attribute 'dtype'",
+        ),
+        (ConstantProcessor(ends=None), "ConstantProcessor.push returned None: return whether the text ends"),
     ],
     ids=["None", "a list", "a mask of numbers", "a list in the edit", "an end that is None"],
 )
-def test_a_wrong_result_is_the_processor_s_fault(guide: Guide, problem: str) -> None:
+def test_a_wrong_result_is_the_processor_s_fault(processor: ConstantProcessor, problem: str) -> None:
     with pytest.raises(ReturnedError) as caught:
-        _process([Guide(), guide], [3], VOCAB)
+        _process([ConstantProcessor(), processor], [3], VOCAB)
     assert str(caught.value).startswith(problem)
     assert f"({__file__}:" in fault_of(caught.value)
 
 
 def test_the_end_may_be_a_number_of_numpy() -> None:
-    assert _process([Guide(ends=np.True_)], [3], VOCAB) is None
-    assert _process([Guide(ends=np.False_)], [3], VOCAB) == LogitsEdit()
+    assert _process([ConstantProcessor(ends=np.True_)], [3], VOCAB) is None
+    assert _process([ConstantProcessor(ends=np.False_)], [3], VOCAB) == LogitsEdit()

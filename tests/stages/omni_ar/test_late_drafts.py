@@ -151,7 +151,7 @@ WITH: dict[str, dict[str, Any]] = {
     "often wrong": {"drafter": "deep", "drafter_args": {"noise": 0.5}},
     "always wrong": {"drafter": "deep", "drafter_args": {"noise": 50.0}},
     "ngram": {"drafter": "ngram", "drafter_args": {"fewest": 1}},
-    "told": {"drafter": "fabricated", "drafter_args": {"rate": 0.4}},
+    "fabricated": {"drafter": "fabricated", "drafter_args": {"rate": 0.4}},
 }
 LATE = [(name, adaptive, size) for adaptive in (True, False) for size in (2, 3) for name in WITH]
 

@@ -89,7 +89,7 @@ class PressedDriver(ArDriver):
         self._demand(len(plan.requests) <= self._limits.rows, "more requests than rows")
         for request in plan.requests:
             self._demand(not request.paused, f"{request.id} runs while it is paused")
-            alone = request.status is RequestStatus.RUNNING_ALONE
+            alone = request.status is RequestStatus.RUNNING_ISOLATED
             self._demand(not alone or len(plan.requests) == 1, f"{request.id} is isolated and not alone")
             ahead = request.num_outputs_in_flight
             self._demand(0 <= ahead < self._limits.max_in_flight, f"{request.id} runs {ahead} tokens ahead")

@@ -74,7 +74,7 @@ def test_later_tokens_and_frames_are_passed_on_together() -> None:
 
 
 def test_a_token_waits_only_for_a_step_in_flight() -> None:
-    """A paused request runs no further step: its held tokens are passed on once the last one is read."""
+    """A paused request runs no further step: its buffered tokens are passed on once the last one is read."""
     driver, device = codec_driver(8)
     speak(driver)
     run_with_steps_in_flight(driver, device, 11)
@@ -158,7 +158,7 @@ def test_tokens_read_after_a_preemption_are_passed_on() -> None:
     device.assert_no_races()
 
 
-def test_an_abort_frees_the_blocks_of_held_tokens() -> None:
+def test_an_abort_frees_the_blocks_of_buffered_tokens() -> None:
     driver, device = codec_driver(8)
     speak(driver)
     run_with_steps_in_flight(driver, device, 11)

@@ -30,7 +30,17 @@ from omni_vocoder.kind import VocoderStageKind
 from omni_vocoder.options import VocoderOptions
 from tests.support.frame_bench import random_codes
 from tests.support.omni_engine import Result
-from tests.support.painter import OPTIONS, PAINT, Painter, drawn, heard, paint_pipeline, paint_plugins, painted, spans
+from tests.support.painter import (
+    OPTIONS,
+    PAINT,
+    Painter,
+    drawn,
+    paint_pipeline,
+    paint_plugins,
+    painted,
+    samples_of,
+    spans,
+)
 
 DEVICES = [CpuDevice, QueuedDevice, pytest.param(CudaDevice, marks=pytest.mark.gpu)]
 
@@ -71,7 +81,7 @@ def test_a_denoiser(make_device: Callable[[], Device], graphs: bool, tmp_path: P
             tick(engine)
     for name, rows in codes.items():
         latents_TM = painted(rows, 1, drawn(len(rows), len(rows)), spans(len(rows), OPTIONS))
-        wave = heard(latents_TM, Painter().context)
+        wave = samples_of(latents_TM, Painter().context)
         np.testing.assert_allclose(results[name].wave, wave, rtol=1e-4, atol=1e-5)
         assert results[name].stages[PAINT].counts == {"frames": len(rows), "samples": len(wave)}
         assert results[name].reasons == {PAINT: "stop"}

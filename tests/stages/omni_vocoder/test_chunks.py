@@ -87,7 +87,7 @@ def test_a_first_chunk_has_one_size_at_any_slack() -> None:
         assert sizes(4, 25).next_chunk(request, slack) == ChunkShape(4, True)
 
 
-class HeardBench(Bench):
+class ListeningBench(Bench):
     """A vocoder with listeners of its sound. A frame is 0.125 s of sound. now: of the clock, in seconds."""
 
     def __init__(self, device: CpuDevice | QueuedDevice, **options: int) -> None:
@@ -102,7 +102,7 @@ class HeardBench(Bench):
 
 
 def test_chunks_grow_with_the_sound_ahead_and_make_the_whole_wave() -> None:
-    bench, codes = HeardBench(CpuDevice(), first_chunk_frames=2, chunk_frames=16), random_codes(60)
+    bench, codes = ListeningBench(CpuDevice(), first_chunk_frames=2, chunk_frames=16), random_codes(60)
     bench.listeners.join("a")
     bench.open("a")
     for frame in codes:
@@ -121,7 +121,7 @@ def test_chunks_grow_with_the_sound_ahead_and_make_the_whole_wave() -> None:
 
 
 def test_chunks_stay_small_where_frames_come_no_faster_than_played() -> None:
-    bench, codes = HeardBench(CpuDevice(), first_chunk_frames=2, chunk_frames=16), random_codes(40)
+    bench, codes = ListeningBench(CpuDevice(), first_chunk_frames=2, chunk_frames=16), random_codes(40)
     bench.listeners.join("a")
     bench.open("a")
     for frame in codes:
@@ -138,7 +138,7 @@ def test_chunks_stay_small_where_frames_come_no_faster_than_played() -> None:
 
 
 def test_every_size_is_captured(caplog: pytest.LogCaptureFixture) -> None:
-    bench, codes = HeardBench(CpuDevice(), first_chunk_frames=2, chunk_frames=16), random_codes(60)
+    bench, codes = ListeningBench(CpuDevice(), first_chunk_frames=2, chunk_frames=16), random_codes(60)
     bench.vocoder.capture([4, 2])
     bench.listeners.join("a")
     with caplog.at_level(logging.WARNING):
@@ -152,7 +152,7 @@ def test_every_size_is_captured(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def streams(bench: HeardBench, slacks: dict[str, float]) -> None:
+def streams(bench: ListeningBench, slacks: dict[str, float]) -> None:
     """Streams that have given a first chunk, and more since: each of them has so much slack, and a chunk that is ready."""
     bench.open(*slacks)
     for name in slacks:
@@ -164,14 +164,14 @@ def streams(bench: HeardBench, slacks: dict[str, float]) -> None:
         bench.listeners.add_sound(name, slack)
 
 
-def decoded(bench: HeardBench) -> list[str]:
+def decoded(bench: ListeningBench) -> list[str]:
     """The next two requests that are decoded alone."""
     bench.tick()
     return [request.id for batch in bench.vocoder._in_flight for request in batch.requests]
 
 
 def test_a_stream_about_to_run_dry_comes_first_then_a_first_chunk() -> None:
-    bench = HeardBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
+    bench = ListeningBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
     streams(bench, {"plenty": 9.0, "dry": 0.05})
     bench.open("new")
     bench.feed_pages("plenty", random_codes(8))
@@ -181,7 +181,7 @@ def test_a_stream_about_to_run_dry_comes_first_then_a_first_chunk() -> None:
 
 
 def test_every_chunk_is_decoded_in_the_end() -> None:
-    bench = HeardBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
+    bench = ListeningBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
     streams(bench, {"patient": 100.0, "dry": 0.01})
     patient = bench.vocoder.requests["patient"]
     bench.feed_pages("patient", random_codes(8))
@@ -197,7 +197,7 @@ def test_every_chunk_is_decoded_in_the_end() -> None:
     assert decoded(bench)[0] == "patient"
 
 
-def batches(bench: HeardBench) -> list[set[str]]:
+def batches(bench: ListeningBench) -> list[set[str]]:
     """The requests of each batch that the next tick launches."""
     before = len(bench.vocoder._in_flight)
     bench.tick()
@@ -205,7 +205,7 @@ def batches(bench: HeardBench) -> list[set[str]]:
 
 
 def test_chunks_with_plenty_of_slack_wait_for_those_of_other_streams() -> None:
-    bench = HeardBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
+    bench = ListeningBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
     streams(bench, {"a": 9.0, "b": 9.0})
     bench.feed_pages("a", random_codes(8))
     bench.feed_pages("b", random_codes(7))
@@ -216,7 +216,7 @@ def test_chunks_with_plenty_of_slack_wait_for_those_of_other_streams() -> None:
 
 @pytest.mark.parametrize("end", ["slack", "frames", "its own end", "another's end", "another's pause", "no listener"])
 def test_a_chunk_waits_no_longer_than_it_may(end: str) -> None:
-    bench = HeardBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
+    bench = ListeningBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
     streams(bench, {"a": 9.0, "b": 9.0})
     bench.feed_pages("a", random_codes(8))
     bench.feed_pages("b", random_codes(4))
@@ -242,7 +242,7 @@ def test_a_chunk_waits_no_longer_than_it_may(end: str) -> None:
 
 
 def test_a_stream_alone_waits_for_nobody() -> None:
-    bench = HeardBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
+    bench = ListeningBench(QueuedDevice(), first_chunk_frames=1, chunk_frames=8)
     streams(bench, {"a": 9.0})
     bench.open("new")  # whose first chunk is no reason to wait
     bench.feed_pages("a", random_codes(8))

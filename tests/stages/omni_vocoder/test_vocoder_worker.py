@@ -331,7 +331,7 @@ def test_a_step_that_fails_takes_no_turn_of_the_buffers() -> None:
     bench.open(*codes)
     bench.tick()
     for name, own in codes.items():
-        bench.vocoder.requests[name].alone = True
+        bench.vocoder.requests[name].isolated = True
         bench.feed_pages(name, own)
         bench.end(name)
     fault = device.faults.plant(("vocoder", "download_samples"), 1, after=True)

@@ -8,5 +8,8 @@ from omni.plugin import LogitsProcessorEntry
 def omni_logits_processors() -> list[LogitsProcessorEntry]:
     return [
         LogitsProcessorEntry(name="hurry", processor="omni_bigram.processors.hurry:Hurry"),
-        LogitsProcessorEntry(name="no_repeat", processor="omni_bigram.processors.no_repeat:NoRepeat"),
+        LogitsProcessorEntry(
+            name="no_repeat",
+            processor="omni_bigram.processors.no_repeat:NoRepeat",
+        ),
     ]

@@ -30,7 +30,8 @@ class NoRepeatGuide:
 
     def edit(self) -> LogitsEdit:
         taken = sorted(self._follow.get(self._before, ()))
-        return LogitsEdit(ids=np.array(taken, np.int64), bias=np.full(len(taken), -np.inf, np.float32))
+        bias = np.full(len(taken), -np.inf, np.float32)
+        return LogitsEdit(ids=np.array(taken, np.int64), bias=bias)
 
     @property
     def _before(self) -> tuple[int, ...]:

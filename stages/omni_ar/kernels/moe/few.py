@@ -279,7 +279,7 @@ def multiply_down_few(hidden_SI: Tensor, routed: Routed, experts: Experts, setti
 def mix_few(
     x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts, settings: FewSettings
 ) -> tuple[Tensor, Tensor]:
-    """As `mix_experts`."""
+    """Does what `mix_experts` does, for few tokens."""
     routed = route_few(x_TD, delta_TD, norm, experts)
     hidden_SI = multiply_gate_up_few(routed, experts, settings.gate)
     return multiply_down_few(hidden_SI, routed, experts, settings.down), routed.sum_TD

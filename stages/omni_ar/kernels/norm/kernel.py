@@ -56,7 +56,8 @@ def _launch(
     prefetch: Tensor | None,
     peers: RankMemory | None,
 ) -> None:
-    """weight_D, out_TD: of the norm; None without one. sum_TD: None without an addition."""
+    """Launches the kernel. weight_D, out_TD: weight and output of the norm; None without a norm. sum_TD: None without an
+    addition."""
     rows, width = x_TD.shape
     if not rows:
         return

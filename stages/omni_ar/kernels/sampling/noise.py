@@ -35,7 +35,7 @@ def draw_of(seeds, row, position, use):
 
 @triton.jit
 def _philox(c0, draw):
-    """draw: as `Draw`. c0: uint32."""
+    """Returns random bits by Philox. c0: uint32, the first word of the counter. draw: the other words and the key, as in `Draw`."""
     c1, c2, c3, k0, k1 = draw
     for _ in tl.static_range(10):
         # One wide multiplication computes both halves of a product.

@@ -26,7 +26,7 @@ _STOPS = tl.constexpr(32)
 
 @triton.jit
 def sanitized(x):
-    """`omni_ar.sampling.penalties.sanitize`."""
+    """Does what `omni_ar.sampling.penalties.sanitize` does."""
     return tl.minimum(tl.where(x == x, x, float("-inf")), MAX_LOGIT)
 
 

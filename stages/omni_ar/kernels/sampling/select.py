@@ -42,7 +42,7 @@ class Scratch(NamedTuple):
 
 @triton.jit
 def selection_of(parameters, row, needs, vocab):
-    """parameters: as `Pointers`."""
+    """Returns the selection of a row. parameters: pointers as in `Pointers`."""
     k = tl.minimum(tl.load(parameters.top_k + row), vocab).to(tl.int32)
     tail = (1.0 - tl.load(parameters.top_p + row)).to(tl.float32)
     return Selection(needs, k, tail, tl.load(parameters.min_p + row), tl.load(parameters.top_n_sigma + row))
@@ -50,7 +50,7 @@ def selection_of(parameters, row, needs, vocab):
 
 @triton.jit
 def code_selection_of(parameters, row, needs, vocab):
-    """parameters: as `CodePointers`."""
+    """Returns the selection of a row's codes. parameters: pointers as in `CodePointers`."""
     k = tl.minimum(tl.load(parameters.top_k + row), vocab).to(tl.int32)
     tail = (1.0 - tl.load(parameters.top_p + row)).to(tl.float32)
     return Selection(needs & (TOP_K | TOP_P), k, tail, 0.0, 0.0)

@@ -12,7 +12,7 @@ def copy_inputs(source: Tensor, target: Tensor) -> None:
     target.copy_(source)
 
 
-class KeptInputs:
+class MicroBatchInputs:
     """A copy of the leading inputs of each micro-batch. Graphs and other phases read the upload's buffer, at fixed addresses.
 
     | buffer | written by | read by | free again |

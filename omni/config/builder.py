@@ -10,7 +10,7 @@ from omni.errors import ConfigError, OmniError, error_text, fault_of
 from omni.utils.interrupts import is_interrupt
 
 
-class Draft:
+class OptionsBuilder:
     """A struct's fields, checked together after all of them are set, since one may bound another."""
 
     def __init__(self, path: str, options: msgspec.Struct) -> None:
@@ -23,18 +23,21 @@ class Draft:
     def put(self, name: str, value: object) -> None:
         self._changed[name] = value
 
-    def inner(self, name: str) -> "Draft | None":
-        """The field of that name as a draft; None if it has no fields of its own."""
+    def inner(self, name: str) -> "OptionsBuilder | None":
+        """The field of that name as a builder; None if it has no fields of its own."""
         value = self._changed[name] if name in self._changed else msgspec.structs.asdict(self._before)[name]
         if isinstance(value, msgspec.Struct):
-            value = self._changed[name] = Draft(f"{self.path}.{name}", value)
-        return value if isinstance(value, Draft) else None
+            value = self._changed[name] = OptionsBuilder(f"{self.path}.{name}", value)
+        return value if isinstance(value, OptionsBuilder) else None
 
     def build(self, origins: Mapping[str, SettingsLayer]) -> msgspec.Struct:
         """The options. origins: the layer of each path. Raises ConfigError, naming the refused settings."""
         if not self._changed:
             return self._before
-        fields = {n: value.build(origins) if isinstance(value, Draft) else value for n, value in self._changed.items()}
+        fields = {
+            n: value.build(origins) if isinstance(value, OptionsBuilder) else value
+            for n, value in self._changed.items()
+        }
         try:
             return msgspec.structs.replace(self._before, **fields)
         except OmniError:

@@ -1,4 +1,5 @@
-"""Stages that read in host memory, at few desks: a clerk rows, and a scribe tokens, payloads without tensors.
+"""Stages that read in host memory, few requests at a time: a host reader reads rows, and a token reader tokens, payloads without
+tensors.
 
 They touch no device: rows are read with numpy, once they have arrived.
 """
@@ -11,11 +12,11 @@ from torch import Tensor
 from omni.device import COMPLETED, Device
 from omni.payload import GeneratedTokens, Payload
 from omni.stage import Feed, PlainStage, Produced, StageContext
-from tests.support.desks import Case, DeskWorker
+from tests.support.bounded_worker import BoundedWorker, Case
 
 
-class ClerkOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """max_num_seqs: desks. payloads_per_read: of each request. every: it reads on every n-th tick only."""
+class HostReaderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """max_num_seqs: the most requests that run. payloads_per_read: of each request. every: it reads on every n-th tick only."""
 
     max_num_seqs: int = 4
     payloads_per_read: int = 2
@@ -26,10 +27,10 @@ Read = Callable[[Case[Feed], msgspec.Struct, Tensor | None], Sequence[msgspec.St
 """The output for the rows of a payload, None where it has none."""
 
 
-class ClerkWorker(DeskWorker[Feed]):
+class HostReaderWorker(BoundedWorker[Feed]):
     """tensor: the name of the rows in a payload."""
 
-    def __init__(self, name: str, device: Device, options: ClerkOptions, tensor: str, read: Read) -> None:
+    def __init__(self, name: str, device: Device, options: HostReaderOptions, tensor: str, read: Read) -> None:
         super().__init__(name, options.max_num_seqs)
         self._options, self._tensor, self._read_rows = options, tensor, read
         self._observer = device.host_observer
@@ -47,9 +48,9 @@ class ClerkWorker(DeskWorker[Feed]):
 
     def advance(self) -> bool:
         self._ticks += 1
-        moved = self.give_desks()
+        moved = self.start_requests()
         for case in list(self.requests.values()):
-            if case.desk and not case.paused and case.inputs:
+            if case.running and not case.paused and case.inputs:
                 # Its ticks count as time, so a tick without a read is still progress.
                 moved |= bool(self._ticks % self._options.every) or self._read(case)
         return self.finish_read() or moved
@@ -89,10 +90,10 @@ class TokensOnly:
         return ()
 
 
-class ScribeWorker(ClerkWorker):
+class TokenReaderWorker(HostReaderWorker):
     """most_unread: the most inputs that one request had here."""
 
-    def __init__(self, context: StageContext, options: ClerkOptions) -> None:
+    def __init__(self, context: StageContext, options: HostReaderOptions) -> None:
         super().__init__(context.stage.name, context.device, options, "", lambda case, meta, rows: ())
         self.most_unread = 0
 
@@ -110,12 +111,12 @@ class ScribeWorker(ClerkWorker):
         message.release(COMPLETED)
 
 
-class ScribeKind:
+class TokenReaderKind:
     """Has no model."""
 
-    name = "scribe"
-    options = ClerkOptions
+    name = "token_reader"
+    options = HostReaderOptions
 
     def load(self, context: StageContext) -> PlainStage:
-        assert isinstance(context.options, ClerkOptions)
-        return PlainStage(ScribeWorker(context, context.options))
+        assert isinstance(context.options, HostReaderOptions)
+        return PlainStage(TokenReaderWorker(context, context.options))

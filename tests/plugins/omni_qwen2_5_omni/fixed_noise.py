@@ -63,7 +63,7 @@ STREAMED: Settings = {**_EXACT, "token2wav.chunk_blocks": 2}
 NOISE_TM = torch.randn(2 * 40, 8, generator=torch.Generator().manual_seed(5))
 
 
-class HeardEngine(OmniEngine):
+class FixedNoiseEngine(OmniEngine):
     """Every request begins its spectrogram as the same noise."""
 
     def request(self, chat: Chat, priority: int = 0) -> EngineRequest:
@@ -77,7 +77,7 @@ def answers_alone(shape: str, whole: bool) -> list[Expected]:
     """To `CHATS`, on the CPU, in plain torch, one request after the other: those of transformers, but for sampled requests, and for
     sound that is not denoised as a whole. shape: of `SHAPES`."""
     folder = tiny_folder(**SHAPES[shape])
-    expected = watched(HeardEngine(folder, {**UNCACHED, **(WHOLE if whole else STREAMED)}, WatchedCpu()), CHATS)
+    expected = watched(FixedNoiseEngine(folder, {**UNCACHED, **(WHOLE if whole else STREAMED)}, WatchedCpu()), CHATS)
     for asked, one in zip(CHATS, expected, strict=True):
         if whole and not any(params.temperature for params in asked.sampling.values()):
             assert_same(one.result, answer(folder, asked))

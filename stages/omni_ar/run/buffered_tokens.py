@@ -7,7 +7,7 @@ from omni_ar.run.step import WrittenPages
 
 
 @dataclass(slots=True, eq=False)
-class HeldTokens:
+class BufferedTokens:
     """Consecutive tokens of a request. table: of their step; its `unread` counts them, so that the blocks of their frames are kept.
     ends: whether the last id is an end token. positions: of the tokens that begin frames. frames: the pages of these, of a codec
     model."""

@@ -1,4 +1,4 @@
-"""Stages with few desks: a request keeps its desk to its end, and reads its inputs only there."""
+"""Stages that run few requests at a time: a request runs to its end, and its inputs are read only while it runs."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ InputT = TypeVar("InputT")
 
 @dataclass(slots=True, eq=False)
 class Case(Generic[InputT]):
-    """A request. inputs: those that are not wholly read. read: rows. tokens: rows of generated tokens. in_flight: rows that are
-    being read. live: it is not over."""
+    """A request. inputs: those that are not wholly read. running: its inputs may be read. read: rows. tokens: rows of
+    generated tokens. in_flight: rows that are being read. live: it is not over."""
 
     id: str
     sources: set[str]
     order: tuple[int, int]
     inputs: deque[InputT] = field(default_factory=deque)
-    desk: bool = False
+    running: bool = False
     read: int = 0
     tokens: int = 0
     in_flight: int = 0
@@ -27,12 +27,12 @@ class Case(Generic[InputT]):
     paused: bool = False
 
 
-class DeskWorker(MailboxWorker[Case[InputT]]):
-    """Subclasses feed, read and release."""
+class BoundedWorker(MailboxWorker[Case[InputT]]):
+    """Subclasses feed, read and release. max_running: the most requests that run at a time."""
 
-    def __init__(self, name: str, desks: int) -> None:
+    def __init__(self, name: str, max_running: int) -> None:
         super().__init__(name)
-        self._desks = desks
+        self._max_running = max_running
 
     def release(self, given: InputT) -> None:
         """No stage reads an input of a finished request."""
@@ -42,7 +42,7 @@ class DeskWorker(MailboxWorker[Case[InputT]]):
         cases = list(self.requests.values())
         return {
             "requests": len(cases),
-            "desks": sum(case.desk for case in cases),
+            "running": sum(case.running for case in cases),
             "leases": sum(len(case.inputs) for case in cases),
         }
 
@@ -63,12 +63,12 @@ class DeskWorker(MailboxWorker[Case[InputT]]):
         while request.inputs:
             self.release(request.inputs.popleft())
 
-    def give_desks(self) -> bool:
-        """To those that wait for one, in serving order."""
-        free = self._desks - sum(case.desk for case in self.requests.values())
-        waiting = sorted((c for c in self.requests.values() if c.inputs and not c.desk), key=lambda case: case.order)
+    def start_requests(self) -> bool:
+        """Of those that wait, in serving order. Returns whether there were any."""
+        free = self._max_running - sum(case.running for case in self.requests.values())
+        waiting = sorted((c for c in self.requests.values() if c.inputs and not c.running), key=lambda case: case.order)
         for case in waiting[:free]:
-            case.desk = True
+            case.running = True
         return bool(waiting[:free])
 
     def finish_read(self) -> bool:

@@ -1,4 +1,4 @@
-"""Questions to an engine's process. The answers arrive among its other messages."""
+"""Queries to an engine's process. The answers arrive among its other messages."""
 
 import itertools
 import threading
@@ -7,18 +7,18 @@ from concurrent.futures import Future
 
 import msgspec
 
-from omni.process.messages import Answer, AskState, Check, Connect
+from omni.process.messages import Answer, Check, Connect, GetState
 from omni.sampling import SamplingParams
 
 _KEPT_CHECKS = 1024
 
 
-class Questions:
-    """Numbers questions, sends them, and passes each answer to its asker. Called by any thread; `answer`, `refuse` and
+class EngineQueries:
+    """Numbers queries, sends them, and passes each answer to its asker. Called by any thread; `answer`, `refuse` and
     `close` by the one that takes the messages."""
 
-    def __init__(self, send: Callable[[Check | AskState | Connect, int | None], object]) -> None:
-        """send: a question and a descriptor for its process. Raises nothing."""
+    def __init__(self, send: Callable[[Check | GetState | Connect, int | None], object]) -> None:
+        """send: a query and a descriptor for its process. Raises nothing."""
         self._send = send
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -30,18 +30,18 @@ class Questions:
         """Whether an asker waits."""
         return bool(self._answers)
 
-    def ask(self, question: Callable[[int], Check | AskState]) -> Answer | None:
+    def ask(self, query: Callable[[int], Check | GetState]) -> Answer | None:
         """Waits for the answer; None if the process ended."""
-        number, answer = self.post(question)
+        number, answer = self.post(query)
         try:
             return answer.result()
         finally:
             self._answers.pop(number, None)
 
     def post(
-        self, question: Callable[[int], Check | AskState | Connect], extra: int | None = None
+        self, query: Callable[[int], Check | GetState | Connect], extra: int | None = None
     ) -> "tuple[int, Future[Answer | None]]":
-        """Sends the message that `question` makes of the question's number. Returns the number and the future answer."""
+        """Sends the message that `query` makes of the query's number. Returns the number and the future answer."""
         answer: Future[Answer | None] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -49,7 +49,7 @@ class Questions:
                 answer.set_result(None)
                 return number, answer
             self._answers[number] = answer
-        self._send(question(number), extra)
+        self._send(query(number), extra)
         return number, answer
 
     def answer(self, answer: Answer) -> None:
@@ -58,12 +58,12 @@ class Questions:
             waiting.set_result(answer)
 
     def refuse(self) -> None:
-        """The process has ended: further questions are answered with None at once."""
+        """The process has ended: further queries are answered with None at once."""
         with self._lock:
             self._refused = True
 
     def close(self) -> None:
-        """Called after `refuse`: answers the open questions with None."""
+        """Called after `refuse`: answers the open queries with None."""
         answers, self._answers = list(self._answers.values()), {}
         for answer in answers:
             answer.set_result(None)
