@@ -299,7 +299,7 @@ def is_unicode(text: str) -> bool:
 
 
 def check_unicode(text: str, field: str) -> bytes:
-    """`text` in UTF-8. Raises InputError for one that holds lone surrogates."""
+    """Returns `text` in UTF-8. Raises InputError for one that holds lone surrogates."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

@@ -81,7 +81,7 @@ class RequestOutput:
         return self._output(finished=True, metrics=self._times.metrics(), usage=self._usage(), error=error)
 
     def result(self) -> Result:
-        """The whole answer. Needs `keep`."""
+        """Returns the whole answer. Requires `keep`."""
         return Result(
             text="".join(self._texts),
             audio=torch.from_numpy(np.concatenate(self._audio)) if self._audio else None,

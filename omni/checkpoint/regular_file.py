@@ -60,7 +60,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The file's contents. Raises CheckpointError as `open_file` does, and for more than `most` bytes."""
+    """Returns the file's contents. Raises CheckpointError as `open_file` does, and for more than `most` bytes."""
     with reading(path) as file:
         content = file.read(most + 1)
     if len(content) > most:

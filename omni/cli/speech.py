@@ -32,7 +32,7 @@ class Speech(Protocol):
     """The speech of one answer. Raises InputError if it cannot be written."""
 
     def push(self, samples: torch.Tensor, sample_rate: int) -> None:
-        """samples: `[n]` float32."""
+        """Writes samples, float32 `[n]`."""
 
     def finish(self) -> bool:
         """The speech is complete. Returns whether there was any."""

@@ -31,7 +31,7 @@ class OptionsBuilder:
         return value if isinstance(value, OptionsBuilder) else None
 
     def build(self, origins: Mapping[str, SettingsLayer]) -> msgspec.Struct:
-        """The options. origins: the layer of each path. Raises ConfigError, naming the refused settings."""
+        """Returns the options. origins: the layer of each path. Raises ConfigError, naming the refused settings."""
         if not self._changed:
             return self._before
         fields = {

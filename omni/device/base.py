@@ -213,7 +213,7 @@ class Device(ABC):
 
     @abstractmethod
     def stream(self, name: str, *, priority: int = 0) -> Stream:
-        """A new stream. Streams of lower priority numbers run first where the device supports it."""
+        """Returns a new stream. Streams of lower priority numbers run first where the device supports it."""
 
     @abstractmethod
     def record(self, stream: Stream) -> Event:

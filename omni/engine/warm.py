@@ -55,7 +55,7 @@ class KernelWarmup:
         self._workers = workers
         self._closed = threading.Event()
         self._queue: SimpleQueue[Variant | None] = SimpleQueue()
-        """Variants to compile. The last entry is None."""
+        """The variants to compile; None follows the last one."""
         self._recorder = VariantRecorder(on_variant=self._queue.put)
         self._record_device = RecordingDevice(plan.device, self._recorder)
         self._record: StartRecord | None = None

@@ -35,7 +35,7 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """image: RGB. field: its path in the request, for errors."""
+    """A picture of a message. image: in RGB. field: the picture's path in the request, for errors."""
 
     image: Image.Image
     field: str
@@ -114,7 +114,7 @@ class Frontend(ABC):
         """Raises InputError for faults of the request (an unknown voice, an empty prompt, ...). The stage refuses a long prompt."""
 
     def text_decoder(self) -> TextDecoder | None:
-        """A new decoder. None only if no stage writes text."""
+        """Returns a new decoder. None only if no stage writes text."""
         return None
 
     def vocabulary(self) -> Vocabulary | None:

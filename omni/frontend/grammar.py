@@ -17,8 +17,8 @@ from omni.sampling import LogitsEdit, StructuredOutput
 
 
 class Grammar:
-    """A compiled grammar. Immutable, shared by all its requests. matcher: stays at the beginning of a text. vocab_size: number of
-    ids; the next id is that of the text's end."""
+    """A compiled grammar. It is immutable, and all its requests share it. matcher: stays at the beginning of a text. vocab_size:
+    number of ids; the next id is that of the text's end."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher

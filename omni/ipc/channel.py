@@ -47,7 +47,7 @@ class Undecodable(Exception):
 
 
 class Channel(Generic[SendT, ReceiveT]):
-    """One end. Any thread may send; one thread receives."""
+    """One end of a connection. Any thread may send; one thread receives."""
 
     def __init__(self, end: socket.socket, sends: Codec[SendT], receives: Codec[ReceiveT]) -> None:
         self._socket = end

@@ -112,7 +112,7 @@ class Variant:
         return cls(parameters.kernel, arguments, tuple(options))
 
     def found(self) -> Any:
-        """The kernel. Raises ImportError or AttributeError if there is none.
+        """Returns the kernel. Raises ImportError or AttributeError if there is none.
 
         Up to Triton 3.6, the key of a kernel in the cache depends on which of the functions that it calls have keys already: all of
         them get theirs here, before it, so that the keys of all processes are equal.

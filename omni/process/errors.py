@@ -79,7 +79,7 @@ class ErrorData(msgspec.Struct, frozen=True):
         return cls(name, arguments, error_text(error), notes, trace)
 
     def rebuild(self, doing: str) -> Exception:
-        """The error. An error of a type that cannot be built here becomes a StageError of the engine, with `doing`."""
+        """Returns the error. An error of a type that cannot be built here becomes a StageError of the engine, with `doing`."""
         kind = _TYPES.get(self.kind)
         error: BaseException
         try:

@@ -34,7 +34,7 @@ _STEADY_SECONDS = 60.0
 
 
 class PlacedEngines:
-    """All places. `lock` guards their engines; no sink is called under it."""
+    """Keeps the engines of all places. `lock` guards them; no sink is called under it."""
 
     def __init__(self, on_change: Callable[[], None], early: EngineProcess | None = None) -> None:
         """Starts the first process, unless it runs already: its imports run while this one reads settings and files.

@@ -63,5 +63,5 @@ def _cached_tokens(output: Output, stage: str | None) -> int:
 
 
 def finish_reason(reasons: Mapping[str, str], stage: str | None) -> str:
-    """`"length"` or `"stop"`. stage: the one that ends the answer."""
+    """Returns `"length"` or `"stop"`. stage: the one that ends the answer."""
     return "length" if stage is not None and reasons.get(stage) == "length" else "stop"

@@ -36,7 +36,7 @@ class Listeners:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, short: float = 0.3) -> None:
-        """clock: in seconds. short: slack below it is short, in seconds."""
+        """clock: returns the time in seconds. short: the slack in seconds below which it counts as short."""
         self._clock = clock
         self._short = short
         self._listeners: dict[str, Listener] = {}

@@ -33,7 +33,7 @@ class _Meeting:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """x: the destination. sent: the queue it comes through."""
+    """A receive under way. x: the destination. sent: the queue that the tensor comes through."""
 
     x: Tensor
     sent: "Queue[Tensor | None]"

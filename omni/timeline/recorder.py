@@ -79,7 +79,7 @@ _MOST_UNREAD = 4 * _UNREAD
 
 
 class Launched(NamedTuple):
-    """A launched phase. Times are of `perf_counter_ns`."""
+    """A launched phase. Times are those of `perf_counter_ns`."""
 
     stream: str
     phase: str

@@ -5,7 +5,7 @@ import socket
 
 
 def packet_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends. A packet arrives whole or not at all, and their order stays."""
+    """Returns two connected ends. A packet arrives whole or not at all, and their order stays."""
     first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return _above_standard(first), _above_standard(second)
 

@@ -65,8 +65,8 @@ _END_IDS: Any = int | tuple[int, ...] | None
 def sampling_defaults(
     generation: Mapping[str, Any], eos: object, vocab_size: int, *, eos_field: str = "config.json: eos_token_id"
 ) -> SamplingParams:
-    """A checkpoint's defaults. eos: the end ids if generation_config.json has none, from the field `eos_field`: an id, a list
-    of ids, or None.
+    """Returns a checkpoint's defaults. eos: the end ids if generation_config.json has none, from the field `eos_field`: an id, a
+    list of ids, or None.
 
     Logs a warning that names unsupported fields. Raises CheckpointError for values that are out of range, and for ids of an end or
     of a bad word outside the vocabulary.

@@ -42,8 +42,8 @@ def placeholders_of(
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A request's prompt. One per request. columns: int64 `[C, T]`, the ids embedded at each position, in the order of the model's
-    `prompt_columns`. positions: int64 `[P, T]`, rotary positions on each axis. next_position: of the first generated token.
+    """A request's prompt; a request has one. columns: int64 `[C, T]`, the ids embedded at each position, in the order of the
+    model's `prompt_columns`. positions: int64 `[P, T]`, rotary positions on each axis. next_position: of the first generated token.
     placeholders: each is filled by a `MultimodalEmbedding` input. payload_positions: int64 `[m]`, ascending, the positions whose
     hidden states a consumer needs. penalized_ids: int64 `[k]`, ids that a repetition penalty counts as seen."""
 

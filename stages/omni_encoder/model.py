@@ -40,7 +40,8 @@ class EncoderModel(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
-        """The embeddings of a batch, by name; those of its items are consecutive from the start. inputs, segments: of the plan.
+        """Returns the embeddings of a batch, by name; those of its items are consecutive from the start. inputs, segments: those of
+        the plan.
 
         Runs inside a device phase, which is captured for padded plans, with inputs that are initially zero: no synchronization, no
         control flow on tensor values.

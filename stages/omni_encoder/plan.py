@@ -13,7 +13,8 @@ from torch import Tensor
 Part: TypeAlias = Tensor | NDArray[Any]
 
 _ALIGNMENT = 256
-"""Alignment in bytes. Kernels read whole cache lines, and a view must begin at a multiple of its dtype's size."""
+"""Inputs begin at multiples of this number of bytes. Kernels read whole cache lines, and a view must begin at a multiple of its
+dtype's size."""
 _DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
 
 

@@ -69,7 +69,8 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
-    """duration: in seconds. language: of the request, else empty: the model does not report it. There are no timestamps."""
+    """A transcription with details. duration: in seconds. language: that of the request, else empty: the model does not report it.
+    There are no timestamps."""
 
     text: str
     language: str

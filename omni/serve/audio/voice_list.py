@@ -1,4 +1,4 @@
-"""`GET /v1/audio/voices`."""
+"""The endpoint `GET /v1/audio/voices`."""
 
 import msgspec
 from starlette.responses import Response

@@ -1,1 +1,1 @@
-"""`POST /v1/chat/completions`."""
+"""The endpoint `POST /v1/chat/completions`."""

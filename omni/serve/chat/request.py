@@ -81,8 +81,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
-    """A checked request. model: the name in the answer. format: of sound, None if none is requested. transcribes: whether
-    the text is the sound's transcript. stage: the one whose end is the answer's."""
+    """A checked request. model: the name in the answer. format: the format of sound, None if none is requested. transcribes:
+    whether the text is the sound's transcript. stage: the one whose end is the answer's."""
 
     model: str
     messages: list[dict[str, Any]]

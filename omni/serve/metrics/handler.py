@@ -1,4 +1,4 @@
-"""`GET /metrics`."""
+"""The endpoint `GET /metrics`."""
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response

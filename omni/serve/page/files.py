@@ -70,7 +70,7 @@ async def start(server: Server, call: Call) -> Response:
 
 
 async def file(server: Server, call: Call) -> Response:
-    """`GET /page/NAME`. Raises HttpError for a name without a file."""
+    """Answers `GET /page/NAME`. Raises HttpError for a name without a file."""
     name = call.request.path_params["name"]
     if name not in FILES:
         raise HttpError(404, "not_found", "path", f"{quoted(name)} is not a file of the page", "open /")

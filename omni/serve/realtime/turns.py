@@ -30,8 +30,8 @@ _MOST_MS = 10_000
 
 
 class TurnDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's `server_vad`. threshold: the share of the last 200 ms that must be voiced. prefix_padding_ms: of sound before the
-    speech that belongs to the turn. silence_duration_ms: of silence that ends it. create_response: at its end.
+    """The settings of OpenAI's `server_vad`. threshold: the share of the last 200 ms that must be voiced. prefix_padding_ms: of
+    sound before the speech that belongs to the turn. silence_duration_ms: of silence that ends it. create_response: at its end.
     interrupt_response: at its start."""
 
     type: str = "server_vad"

@@ -16,7 +16,7 @@ def typed(value: object) -> Typed[Any]:
 
 
 class StartEnd(msgspec.Struct, frozen=True, tag=True):
-    """factory: `module:attribute`. device: of the other process's end, by name."""
+    """Starts the end of the other process. factory: `module:attribute`. device: the name of that end's device."""
 
     factory: str
     device: str

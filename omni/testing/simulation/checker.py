@@ -97,7 +97,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 @dataclass(slots=True)
 class Running:
-    """A running phase. numbers: of its accesses, by operation and kind. seen: regions already accessed so."""
+    """A running phase. numbers: the numbers of its accesses, by operation and kind. seen: regions already accessed so."""
 
     stream: SimulatedStream
     launched: QueuedPhase

@@ -29,7 +29,7 @@ class Delays:
 
 
 class DelayedLane:
-    """Actions in order. Each runs at its time, and not before the ones ahead of it."""
+    """Runs actions in order. Each runs at its time, and not before the ones ahead of it."""
 
     def __init__(self, name: str, shared_time: SharedTime) -> None:
         self._name, self._shared_time = name, shared_time

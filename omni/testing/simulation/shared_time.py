@@ -49,8 +49,8 @@ class Lane(Protocol):
 
 
 class SharedTime:
-    """now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order. running:
-    whether an operation runs. schedule: None without a seed."""
+    """The time of several devices. now: in seconds. done: operations that have run. trace: operations that ran and events that were
+    polled, in order. running: whether an operation runs. schedule: None without a seed."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.schedule = Schedule(seed) if seed is not None else None

@@ -22,7 +22,7 @@ from omni.testing.simulation.stream import Clock, QueuedPhase, SimulatedEvent, S
 
 @dataclass(slots=True)
 class _Sent:
-    """at: seconds. clock: the actions before. content: None as long as the memory is not read."""
+    """A sent tensor. at: the time in seconds. clock: the actions before. content: None as long as the memory is not read."""
 
     at: float
     clock: Clock

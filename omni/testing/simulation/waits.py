@@ -20,7 +20,7 @@ _NAMELESS = {"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>", "<lambda>"}
 
 @dataclass(slots=True)
 class WaitCount:
-    """asked: executions. late: executions before its event was done."""
+    """Counts of one wait. asked: how often it was executed. late: how often its event was not done then."""
 
     asked: int = 0
     late: int = 0

@@ -94,7 +94,7 @@ class StageBench:
         return loaded
 
     def session(self, device: Device | None = None, read_after: int = 0) -> StageSession:
-        """A new worker. device: a CPU by default."""
+        """Returns a session with a new worker. device: a CPU by default."""
         device = device or CpuDevice()
         loaded = self.load(device)
         with torch.inference_mode():

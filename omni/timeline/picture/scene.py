@@ -16,7 +16,7 @@ Anchor = Literal["left", "middle", "right"]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle. tip: text that a viewer shows for it. hatched: striped in `edge`'s colour."""
+    """A rectangle of the picture. tip: text that a viewer shows for it. hatched: striped in `edge`'s colour."""
 
     x: float
     y: float
@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Polygon:
-    """A filled polygon."""
+    """A filled polygon of the picture."""
 
     points: tuple[tuple[float, float], ...]
     fill: str

@@ -15,7 +15,7 @@ from omni_vocoder.streaming import StreamingVocoder
 
 
 class Vocoder(StreamingVocoder):
-    """Frames to samples. No layer looks ahead, so each frame gives all its samples.
+    """Turns frames into samples. No layer looks ahead, so each frame gives all its samples.
 
     Codes beyond a codebook's last one are replaced by it: a sampler may draw ids that no codebook has. config: a
     `MimiConfig`.

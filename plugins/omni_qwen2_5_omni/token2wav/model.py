@@ -19,7 +19,7 @@ _GUIDANCE = 0.5
 
 
 class Token2Wav(BlockDiffusion):
-    """config: transformers' `Qwen2_5OmniToken2WavConfig`."""
+    """The model of the stage. config: transformers' `Qwen2_5OmniToken2WavConfig`."""
 
     net: DiT
 

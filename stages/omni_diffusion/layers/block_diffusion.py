@@ -93,7 +93,7 @@ class BlockDenoiser(nn.Module, ABC):
 
     @abstractmethod
     def history_shape(self, rows: int) -> tuple[int, ...]:
-        """Shape of `History.kept_RELX`. Called after `prepare`."""
+        """Returns the shape of `History.kept_RELX`. Called after `prepare`."""
 
     @abstractmethod
     def condition(self, codes_BNG: Tensor, voices_BUV: Tensor) -> Tensor:
@@ -111,8 +111,8 @@ class BlockDenoiser(nn.Module, ABC):
 
 
 class BlockDiffusion(DiffusionModel[BlockState]):
-    """net: the denoiser. renderer: takes `[B, M, T]`; it may have another dtype. remembers: whether a window without context
-    continues from the window before: no block is denoised twice, and the past of a window is exact."""
+    """A diffusion model of blocks. net: the denoiser. renderer: takes `[B, M, T]`; it may have another dtype. remembers: whether a
+    window without context continues from the window before: no block is denoised twice, and the past of a window is exact."""
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def capped_and_biased(scores, scale, slope, distance, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
-    """Scores of products. scale: in units of log2(e). slope: of each score's query head. distance: key position minus query
-    position. SOFTCAP: 0 for none."""
+    """Returns the scores of products. scale: in units of log2(e). slope: the slope of each score's query head. distance: key
+    position minus query position. SOFTCAP: 0 for none."""
     scores = scores * scale
     if SOFTCAP > 0:
         # tanh(x) = (1 - e) / (1 + e) for e = exp(-2 |x|), which does not overflow; 2 x = scores * 2 / (SOFTCAP * log2(e)).

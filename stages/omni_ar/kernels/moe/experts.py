@@ -17,7 +17,8 @@ class SharedExpert(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """router_ED: `[E, D]`. gate_up_EXD: `[E, 2I, D]`, gate rows first. down_EDI: `[E, D, I]`. All contiguous and of one dtype.
+    """The weights of a layer of experts. router_ED: `[E, D]`. gate_up_EXD: `[E, 2I, D]`, gate rows first. down_EDI: `[E, D, I]`.
+    All contiguous and of one dtype.
 
     norm_topk: whether a token's weights are scaled to sum to 1. first: gate_up_EXD and down_EDI may hold a part of the experts,
     those from `first` on. The router is whole, and weights are those of the whole mixture; experts that are not held contribute
@@ -43,7 +44,7 @@ class Experts(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """RMSNorm: weight `[D]`."""
+    """The RMSNorm before the experts. weight_D: `[D]`."""
 
     weight_D: Tensor
     eps: float

@@ -41,8 +41,8 @@ def finish(
     FEW: tl.constexpr,
     DRAFTS: tl.constexpr,
 ):
-    """parameters: as `Pointers`. chosen: memory for a row's tiles. scratch_x, scratch_ids: memory for ROOM + FEW values
-    and ids of a row."""
+    """Finishes a row's draw. parameters: pointers as in `Pointers`. chosen: memory for a row's tiles. scratch_x, scratch_ids:
+    memory for ROOM + FEW values and ids of a row."""
     index = tl.program_id(0).to(tl.int64)
     batch_row, before = index // (1 + DRAFTS), index % (1 + DRAFTS)
     row = tl.load(rows_ptr + batch_row)

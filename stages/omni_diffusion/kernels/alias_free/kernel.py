@@ -12,7 +12,7 @@ from omni_diffusion.kernels.alias_free.reference import HALF, TAPS, resampling_t
 from omni_frames.kernels.snake import load_snake, sine_of_half_turns
 
 COUNT = 8
-"""Samples per thread. More of them share more of the work, but spread a warp's loads over more cache lines."""
+"""Samples that one thread computes. More of them share more of the work, but spread a warp's loads over more cache lines."""
 _THREADS = 128
 
 
