@@ -66,7 +66,7 @@ def _room(name: str, line: str) -> Fault:
     )
 
 
-_TALKER = 'model="plain_tts.talker:build", options=ArOptions(sampling=sampling))'
+_TALKER = 'model="plain_tts.talker:build", options=options)'
 
 
 def _talker(name: str, new: str, *says: str) -> Fault:
@@ -78,7 +78,7 @@ def _talker(name: str, new: str, *says: str) -> Fault:
 GRAPH = (
     _talker(
         "a model that is missing",
-        "options=ArOptions(sampling=sampling))",
+        "options=options)",
         "pipeline.stages.talker.model: is missing (plugin",
         "kind 'ar' takes a function that returns a ArModel",
     ),
