@@ -15,6 +15,20 @@ from torch import Tensor, nn
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """A mixture of experts, whose tokens choose some of the weights, so that more tokens read more. num_experts: of a layer. top_k: of
+    them that a token uses. weights: size of all experts of all layers, over that of the other weights that a decode step reads."""
+
+    num_experts: int
+    top_k: int
+    weights: float
+
+    def distinct(self, tokens: int) -> float:
+        """The share of the experts that `tokens` use together, on average, if each token chooses at random."""
+        return 1.0 - (1.0 - self.top_k / self.num_experts) ** tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArShape:
     """The sizes of a model, for the runner's allocations and inputs.
@@ -28,8 +42,7 @@ class ArShape:
     not the stage's dtype; logits are not converted. forward_embeddings: names of the multimodal embeddings that `forward` reads
     besides `embed_prompt`; None if it may read any. Steps with other embeddings can be captured; a captured `forward` receives
     none. captures_prefills: whether `forward` supports prefill rows that only the device knows, as a captured one gets them
-    (`AttentionMetadata`). `AttentionBackend.attend` does; attention of the model's own may not. has_experts: whether each token
-    chooses some of the weights (mixture of experts), so that more tokens read more.
+    (`AttentionMetadata`). `AttentionBackend.attend` does; attention of the model's own may not. experts: None for a dense model.
     """
 
     num_layers: int
@@ -48,7 +61,7 @@ class ArShape:
     logits_dtype: torch.dtype | None = None
     forward_embeddings: tuple[str, ...] | None = None
     captures_prefills: bool = True
-    has_experts: bool = False
+    experts: ExpertShape | None = None
     kv_layers: int | None = None
 
     @property

@@ -12,7 +12,7 @@ from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
 from omni_ar.layers.linear import FactoryKwargs, Linear
 from omni_ar.layers.parallel import head_shard, layers_held
 from omni_ar.layers.vocabulary import vocab_embedding, vocab_head
-from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
+from omni_ar.model import ArModel, ArShape, Batch, ExpertShape, NextTokens, PromptTokens
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +97,16 @@ def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShap
         hidden_width=config.width,
         vocab_size=vocab_size,
         max_positions=config.max_positions,
-        has_experts=config.num_experts > 0,
+        experts=_expert_shape(config, vocab_size) if config.num_experts else None,
         **fields,
     )
+
+
+def _expert_shape(config: DecoderConfig, vocab_size: int) -> ExpertShape:
+    width, dense = config.width, len(config.dense_layers)
+    sparse = config.num_layers - dense
+    attention = 2 * width * (config.num_heads + config.num_kv_heads) * config.head_dim
+    others = config.num_layers * attention + 3 * width * dense * config.mlp_width + width * vocab_size
+    others += sparse * width * (3 * config.shared_expert_width + config.num_experts)
+    experts = 3 * width * sparse * config.num_experts * config.expert_width
+    return ExpertShape(config.num_experts, config.top_k, experts / others)

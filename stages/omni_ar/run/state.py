@@ -24,10 +24,10 @@ from omni.sampling import MAX_LOGPROBS
 from omni_ar.attention import KVCache
 from omni_ar.drafters import CacheShape, Drafter, PagedDrafter
 from omni_ar.kernels.sampling.state import SamplingState
-from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, LEAST_RATE, DraftState
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, DraftState
 from omni_ar.kernels.step.handoff import handoff_width
 from omni_ar.kernels.step.state import ROW_FIELDS, RowState, StepBuffers
-from omni_ar.model import ArModel, ArShape, CodecModel
+from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 
@@ -58,20 +58,17 @@ def allocate_rows(
         sampling=SamplingState.allocate(
             device.zeros, rows, model.shape.vocab_size, {p.name: p.width for p in processors}
         ),
-        drafts=_allocate_drafts(device, limits, model.shape) if limits.drafts else None,
+        drafts=_allocate_drafts(device, limits) if limits.drafts else None,
     )
 
 
-def _allocate_drafts(device: Device, limits: Limits, shape: ArShape) -> DraftState:
+def _allocate_drafts(device: Device, limits: Limits) -> DraftState:
     rows = limits.null_row + 1
     return DraftState(
         text=device.zeros((rows, limits.max_model_len + 1), torch.int32),
         drafts=device.zeros((rows, limits.drafts), torch.int64),
         fields=device.zeros((rows, DRAFT_FIELDS), torch.int64),
         adaptive=limits.adaptive_drafts,
-        # In a dense model, a draft after the first costs as much as the padding in its place; in a mixture of experts, it reads
-        # further experts.
-        further_rate=LEAST_RATE if shape.has_experts else 0,
     )
 
 

@@ -22,6 +22,7 @@ from omni_ar.kernels.step.columns import (
 from omni_ar.kernels.step.draft_columns import (
     CAP,
     DRAFT_COLUMNS,
+    GAIN,
     OFFERED,
     PROPOSED,
     RATE,
@@ -29,8 +30,7 @@ from omni_ar.kernels.step.draft_columns import (
     RATE_ONE,
     RATE_SHIFT,
     VERIFIED,
-    WORTHWHILE,
-    wanted_drafts,
+    reported_gain,
 )
 
 _STOPS = tl.constexpr(32)
@@ -55,7 +55,6 @@ def accept_draft_rows(
     DRAFTS: tl.constexpr,
     WIDTH: tl.constexpr,
     ADAPTIVE: tl.constexpr,
-    FURTHER_RATE: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
     """One program for all rows, since it advances the counter that all rows read. WIDTH: columns of a row of `out` and of a slot of
@@ -111,17 +110,15 @@ def accept_draft_rows(
         tl.store(draft_ptr + RATE, rate, mask=inside)
         tl.store(draft_ptr + PROPOSED, active * 0, mask=inside)
         tl.store(draft_ptr + OFFERED, active * 0, mask=inside)
-        wanted = wanted_drafts(cap, rate, DRAFTS, ADAPTIVE, FURTHER_RATE)
-        if ADAPTIVE:
-            wanted = tl.where(proposed > 0, wanted, 0)
+        gain = reported_gain(cap, rate, proposed, DRAFTS, ADAPTIVE)
         tl.store(accepted_ptr + STATUS, status, mask=inside)
         tl.store(accepted_ptr + NUM_TOKENS, count, mask=inside)
         tl.store(accepted_ptr + WIDTH + VERIFIED, offered, mask=inside)
-        tl.store(accepted_ptr + WIDTH + WORTHWHILE, wanted, mask=inside)
+        tl.store(accepted_ptr + WIDTH + GAIN, gain, mask=inside)
         tl.store(reported_ptr + STATUS, status, mask=inside)
         tl.store(reported_ptr + NUM_TOKENS, count, mask=inside)
         tl.store(reported_ptr + WIDTH + VERIFIED, offered, mask=inside)
-        tl.store(reported_ptr + WIDTH + WORTHWHILE, wanted, mask=inside)
+        tl.store(reported_ptr + WIDTH + GAIN, gain, mask=inside)
     tl.debug_barrier()
     tl.store(counter_ptr, number + 1)
 

@@ -11,7 +11,7 @@ RATE = tl.constexpr(DRAFT_FIELD_INDEX.rate)
 PROPOSED = tl.constexpr(DRAFT_FIELD_INDEX.proposed)
 OFFERED = tl.constexpr(DRAFT_FIELD_INDEX.offered)
 VERIFIED = tl.constexpr(handoff.VERIFIED)
-WORTHWHILE = tl.constexpr(handoff.WORTHWHILE)
+GAIN = tl.constexpr(handoff.GAIN)
 DRAFT_COLUMNS = tl.constexpr(DRAFT_FIELDS)
 RATE_ONE = tl.constexpr(draft_state.RATE_ONE)
 RATE_SHIFT = tl.constexpr(draft_state.RATE_SHIFT)
@@ -20,13 +20,24 @@ LEAST_RATE = tl.constexpr(draft_state.LEAST_RATE)
 
 
 @triton.jit
-def wanted_drafts(cap, rate, DRAFTS: tl.constexpr, ADAPTIVE: tl.constexpr, FURTHER_RATE: tl.constexpr):
-    """The number of drafts that a row's rate is worth verifying."""
+def wanted_drafts(cap, rate, ADAPTIVE: tl.constexpr):
+    """The number of drafts that a row with this rate verifies."""
     wanted = cap
     if ADAPTIVE:
-        wanted = cap * 0
+        wanted = tl.where(rate >= LEAST_RATE, cap, 0)
+    return wanted
+
+
+@triton.jit
+def reported_gain(cap, rate, proposed, DRAFTS: tl.constexpr, ADAPTIVE: tl.constexpr):
+    """`DraftHandoffFields.gain`."""
+    gain = cap * RATE_ONE
+    if ADAPTIVE:
+        gain = cap * 0
         reached = rate
         for index in tl.static_range(DRAFTS):
-            wanted += ((rate >= LEAST_RATE) & (reached >= FURTHER_RATE) & (index < cap)).to(tl.int64)
+            gain += tl.where(index < cap, reached, 0)
             reached = reached * rate // RATE_ONE
-    return wanted
+        # A drafter without drafts here will hardly have any in the next step.
+        gain = tl.where((rate >= LEAST_RATE) & (proposed > 0), gain, 0)
+    return gain

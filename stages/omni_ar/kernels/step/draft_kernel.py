@@ -33,7 +33,6 @@ def prepare_drafts(
         POSITIONS=positions,
         DRAFTS=drafts.drafts.shape[1],
         ADAPTIVE=drafts.adaptive,
-        FURTHER_RATE=drafts.further_rate,
         AXES=out.positions_PT.shape[0],
         TABLE=state.block_table.shape[1],
         BLOCK_SIZE=block_size,
@@ -62,7 +61,6 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
         DRAFTS=drafts.drafts.shape[1],
         WIDTH=width,
         ADAPTIVE=drafts.adaptive,
-        FURTHER_RATE=drafts.further_rate,
         BLOCK_R=min(1 << (max(rows, 1) - 1).bit_length(), _ROWS),
         num_warps=4,
     )

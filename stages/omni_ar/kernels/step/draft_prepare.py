@@ -27,7 +27,6 @@ def prepare_positions(
     POSITIONS: tl.constexpr,
     DRAFTS: tl.constexpr,
     ADAPTIVE: tl.constexpr,
-    FURTHER_RATE: tl.constexpr,
     AXES: tl.constexpr,
     TABLE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -37,7 +36,7 @@ def prepare_positions(
     row = tl.load(rows_ptr + index)
     row_ptr, draft_ptr = fields_ptr + row * COLUMNS, draft_fields_ptr + row * DRAFT_COLUMNS
     kept, active = tl.load(row_ptr + LENGTH), tl.load(row_ptr + ACTIVE)
-    wanted = wanted_drafts(tl.load(draft_ptr + CAP), tl.load(draft_ptr + RATE), DRAFTS, ADAPTIVE, FURTHER_RATE)
+    wanted = wanted_drafts(tl.load(draft_ptr + CAP), tl.load(draft_ptr + RATE), ADAPTIVE)
     room = tl.minimum(tl.load(row_ptr + LIMIT) - tl.load(row_ptr + OUTPUTS), POSITIONS) - 1
     # A plugin's drafter may give ids that the vocabulary lacks: no embedding of theirs may be read.
     is_id, ids = active >= 0, active * 0  # true, and 0 of its type

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from omni_ar.kernels.sampling.state import SamplingFlags
-from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, RATE_SHIFT, DraftFields, DraftState
-from omni_ar.kernels.step.handoff import IDS, NUM_TOKENS, STATUS, VERIFIED, WORTHWHILE
+from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, RATE_SHIFT, DraftFields, DraftState, expected_gain
+from omni_ar.kernels.step.handoff import GAIN, IDS, NUM_TOKENS, STATUS, VERIFIED
 from omni_ar.kernels.step.reference import observe
 from omni_ar.kernels.step.state import RowFields, RowState, StepBuffers
 from omni_ar.kernels.step.status import RowStatus
@@ -75,9 +75,7 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
     out_RW[:, IDS : IDS + positions].copy_(sampled_RJ)
     out_RW[:, VERIFIED].copy_(draft.offered)
     draft.rate.copy_(rate_R)
-    wanted_R = _wanted(draft, drafts)
-    # A drafter without drafts here will hardly have any in the next step.
-    out_RW[:, WORTHWHILE].copy_(wanted_R * (draft.proposed > 0) if drafts.adaptive else wanted_R)
+    out_RW[:, GAIN].copy_(_gain(draft, drafts))
     draft.proposed.zero_()
     draft.offered.zero_()
     state.fields.index_copy_(0, rows_R, fields_RC)
@@ -117,15 +115,17 @@ def moved_rate(rate: Tensor, towards: Tensor) -> Tensor:
 
 
 def _wanted(draft: DraftFields[Tensor], drafts: DraftState) -> Tensor:
-    """The number of drafts that each row's rate is worth verifying."""
+    """The number of drafts that each row verifies."""
+    return draft.cap * (draft.rate >= LEAST_RATE) if drafts.adaptive else draft.cap
+
+
+def _gain(draft: DraftFields[Tensor], drafts: DraftState) -> Tensor:
+    """`DraftHandoffFields.gain` of each row."""
     if not drafts.adaptive:
-        return draft.cap
-    wanted_R, reached_R = torch.zeros_like(draft.cap), draft.rate
-    for index in range(drafts.drafts.shape[1]):
-        is_likely_R = (draft.rate >= LEAST_RATE) & (reached_R >= drafts.further_rate)
-        wanted_R = wanted_R + (is_likely_R & (index < draft.cap))
-        reached_R = reached_R * draft.rate // RATE_ONE
-    return wanted_R
+        return draft.cap * RATE_ONE
+    gain_R = expected_gain(draft.rate, draft.cap, drafts.drafts.shape[1])
+    # A drafter without drafts here will hardly have any in the next step.
+    return gain_R * (draft.rate >= LEAST_RATE) * (draft.proposed > 0)
 
 
 def _accepted(outputs_R: Tensor, limit_R: Tensor, stop_RS: Tensor, ids_RJ: Tensor, offered_R: Tensor) -> Tensor:

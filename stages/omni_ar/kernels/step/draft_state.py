@@ -15,7 +15,7 @@ RATE_ONE = 1 << 16
 START_RATE = 3 * RATE_ONE // 4
 """The rate of a row at its start, high enough that its first drafts are verified."""
 LEAST_RATE = 3 * RATE_ONE // 10
-"""A row verifies drafts if the estimated probability that the first is accepted is at least this."""
+"""A row verifies drafts if its rate is at least this."""
 RATE_SHIFT = 3
 """Each draft that was tried changes the rate by 2 ** -RATE_SHIFT of the difference."""
 
@@ -39,21 +39,29 @@ DRAFT_FIELD_INDEX = DraftFields(*range(DRAFT_FIELDS))
 """The column of each field."""
 
 
+def expected_gain(rate: T, cap: T, drafts: int) -> T:
+    """Tokens that `cap` of at most `drafts` drafts are expected to add to a step, in units of 1 / RATE_ONE. rate, cap: numbers, or int64
+    tensors of one shape."""
+    gain, reached = rate * 0, rate
+    for index in range(drafts):
+        gain = gain + reached * (index < cap)
+        reached = reached * rate // RATE_ONE
+    return gain
+
+
 @dataclass(frozen=True, slots=True)
 class DraftState:
     """Per-row state. The first dimension is the row, the null row last.
 
     text: int32 `[N, L + 1]`, prompt and output of each row in order; after its newest token the text of `Drafter.predicted_tokens`,
     then -1. The last column absorbs tokens that do not count. drafts: int64 `[N, K]`. fields: int64 `[N, F]`. adaptive: whether
-    `rate` limits the number of drafts. further_rate: least probability that a draft after the first is accepted, and all before it,
-    with which it is verified, in units of 1 / RATE_ONE.
+    a row with a low rate verifies none.
     """
 
     text: Tensor
     drafts: Tensor
     fields: Tensor
     adaptive: bool
-    further_rate: int = LEAST_RATE
     columns: DraftFields[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:

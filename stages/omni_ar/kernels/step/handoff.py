@@ -15,17 +15,17 @@ class HandoffFields(NamedTuple, Generic[T]):
 
 
 class DraftHandoffFields(NamedTuple, Generic[T]):
-    """The last columns of a row, of a stage with a drafter. verified: number of drafts that the step verified. worthwhile: number
-    of drafts that are worth verifying in the next one."""
+    """The last columns of a row, of a stage with a drafter. verified: number of drafts that the step verified. gain: tokens
+    that drafts are expected to add to the next one, in units of 1 / RATE_ONE; 0 if the row is to verify none."""
 
     verified: T
-    worthwhile: T
+    gain: T
 
 
 STATUS, NUM_TOKENS, IDS = HandoffFields[int](*range(len(HandoffFields._fields)))
 """The column of each field; of `ids`, the first."""
 REPORTED = len(DraftHandoffFields._fields)
-VERIFIED, WORTHWHILE = DraftHandoffFields[int](*range(-REPORTED, 0))
+VERIFIED, GAIN = DraftHandoffFields[int](*range(-REPORTED, 0))
 """The column of each field, from the end of the row."""
 
 
