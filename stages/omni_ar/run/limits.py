@@ -9,7 +9,6 @@ from omni_ar.kernels.step.draft_state import DRAFT_FIELDS
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.draft_reports import LEAST_LAG
 from omni_ar.sampling.edits import edit_size
 from omni_ar.sampling.pack import start_size
 
@@ -76,11 +75,6 @@ class Limits:
     def decode_tokens(self) -> int:
         """Maximum positions of a decode step."""
         return self.rows * self.step_ids
-
-    @property
-    def draft_lag(self) -> int:
-        """Steps between the report of a request's step on drafts and the one that it decides about: as many as can be in flight."""
-        return max(LEAST_LAG, self.max_in_flight - self.micro_batches + 1)
 
     @property
     def captured_chunks(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from omni.errors import InputError
 from omni.stage import Listeners
+from omni_ar.options import MAX_IN_FLIGHT
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
@@ -115,8 +116,7 @@ class Scheduler:
             request = chunk.request
             request.num_computed_tokens += chunk.length
             if chunk.first:
-                drafts = 0 if request.undrafted else self._limits.drafts
-                request.draft_reports.restart(drafts, self._limits.draft_lag)
+                request.draft_reports.restart(0 if request.undrafted else self._limits.drafts)
             request.last_scheduled_step = plan.step
             if not chunk.replay:
                 scored = min(chunk.start + chunk.length, request.length - 1)
@@ -168,7 +168,8 @@ class Scheduler:
             if due:
                 yield decoding
             return
-        able = [request for request in decoding if request.can_step(self._conditioned)]
+        # A request has at most as many steps in flight as it may have without parts: so its reports are read in time.
+        able = [one for one in decoding if one.can_step(self._conditioned) and one.steps_in_flight < MAX_IN_FLIGHT]
         size = max(1, -(-len(able) // batches))
         if due:
             able = [one for one in able if one.last_scheduled_step + batches <= self._steps + 1]

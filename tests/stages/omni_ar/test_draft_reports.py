@@ -1,29 +1,31 @@
-"""The number of drafts that a step is worth, compared with a list of the decisions for each step."""
+"""The number of drafts that a step is worth, compared with a list of the reports of all steps."""
 
 import random
 
 import pytest
 
-from omni_ar.run.draft_reports import LEAST_LAG, DraftReports
+from omni_ar.options import MAX_IN_FLIGHT
+from omni_ar.run.draft_reports import LAG, WINDOW, DraftReports
 
 
-@pytest.mark.parametrize("lag", [1, 2, 3, 5])
-def test_the_report_of_a_step_decides_about_the_step_lag_later(lag: int):
-    """A step without a report decides as the one before; more steps in flight than that, as the last decision that is known."""
-    draw, reports = random.Random(lag), DraftReports()
+@pytest.mark.parametrize("prompt_steps", [0, 1, 3])
+def test_a_report_decides_about_steps_that_begin_lag_later(prompt_steps: int):
+    """Whatever the number of steps in flight. A step without a report decides as the one before, and those of the prompt not."""
+    draw, reports = random.Random(prompt_steps), DraftReports()
     for start in (3, 0):
-        reports.restart(start, lag)
-        decided = [start] * lag  # for each step
-        for read in range(40):
-            for in_flight in range(2 * lag + 2):
-                known = min(read + in_flight, read + lag - 1)
-                assert reports.wanted(in_flight) == decided[known], (read, in_flight)
+        reports.restart(start)
+        reported: list[int] = []  # by each step
+        for read in range(80):
+            for in_flight in range(MAX_IN_FLIGHT):
+                end = read + in_flight - LAG + 1
+                decide = reported[max(end - WINDOW, prompt_steps) : max(end, 0)]
+                assert reports.wanted(in_flight) == max(decide, default=start), (read, in_flight)
             reports.read()
-            decided.append(decided[-1])
-            if draw.random() < 0.7:
-                decided[-1] = draw.randrange(9)
-                reports.report(decided[-1])
+            reported.append(reported[-1] if reported else start)
+            if read >= prompt_steps and (read == prompt_steps or draw.random() < 0.7):
+                reported[-1] = draw.choice((0, 0, 0, 1, 4, 8))
+                reports.report(reported[-1])
 
 
 def test_before_its_first_step_a_request_is_worth_no_drafts():
-    assert [DraftReports().wanted(in_flight) for in_flight in range(LEAST_LAG + 2)] == [0] * (LEAST_LAG + 2)
+    assert [DraftReports().wanted(in_flight) for in_flight in range(MAX_IN_FLIGHT)] == [0] * MAX_IN_FLIGHT

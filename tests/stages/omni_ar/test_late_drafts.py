@@ -174,13 +174,10 @@ def counts_of_one_device(name: str, adaptive: bool) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize(("name", "adaptive", "size"), few(1, LATE, SLOW))
 def test_acceptance_is_that_of_one_device_without_lookahead(name: str, adaptive: bool, size: int) -> None:
-    """By position and request, to the token, also where the number of drafts falls with their rate: up to two steps in flight."""
+    """By position and request, to the token, also where the number of drafts falls with their rate."""
     alone = counts_of_one_device(name, adaptive)
     assert sum(each.get("drafted_tokens", 0) for each in alone) > 50
-    options = msgspec.structs.replace(
-        OPTIONS, **WITH[name], adaptive_drafts=adaptive, max_in_flight=2 if adaptive else 4
-    )
-    cut = Pipelined(size, options)
+    cut = Pipelined(size, msgspec.structs.replace(OPTIONS, **WITH[name], adaptive_drafts=adaptive, max_in_flight=4))
     assert counts_of(cut.driver) == alone
     cut.end()
 

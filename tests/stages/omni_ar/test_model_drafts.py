@@ -154,9 +154,9 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(asked: str):
     """Whatever is asked. Requests alone: beside others, steps with their prompts have no drafts."""
     plain, found = driver_of(), list[list[dict[str, int]]]()
     texts = [answers(plain, [prompt], **ASKED[asked], max_tokens=30) for prompt in PROMPTS[:3]]
-    for adaptive, several in ((False, (1, 2, 8)), (True, (1, 2))):
+    for adaptive in (False, True):
         found.append([])
-        for count in several:
+        for count in (1, 2, 4, 8):
             given = {"max_in_flight": count, "adaptive_drafts": adaptive}
             driver = drafted(OTHER, LateDevice(count, check=False), 3, **given)
             assert [answers(driver, [prompt], **ASKED[asked], max_tokens=30) for prompt in PROMPTS[:3]] == texts
@@ -197,7 +197,7 @@ def test_rows_that_want_no_drafts_do_without_the_model(monkeypatch: pytest.Monke
     driver = drafted(wrong, drafts=3, adaptive_drafts=True)
     assert answers(driver, PROMPTS[:1], max_tokens=100) == answers(driver_of(), PROMPTS[:1], max_tokens=100)
     assert driver.counter("accepted_drafts") == 0
-    assert 1 < len(runs) < 50  # three passes a step would be 300
+    assert 1 < len(runs) < 80  # three passes a step would be 300
 
 
 class Feature(DraftModel):
