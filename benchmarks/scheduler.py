@@ -26,6 +26,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks.pool import BlockPool
 from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
+from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.limits import Limits
 from omni_ar.run.request import ArRequest
 from omni_ar.run.scheduler import Scheduler
@@ -68,7 +69,8 @@ class QueueCase:
             prefix_cache=True,
             conditioned=False,
         )
-        self.scheduler = Scheduler(allocator, limits, conditioned=False)
+        policy = DraftPolicy(drafts=0, experts=None, adaptive=True, has_weights=False)
+        self.scheduler = Scheduler(allocator, limits, False, policy)
         self.rows = rows
         self._reserve: list[int] = []
         self.times: list[float] = []

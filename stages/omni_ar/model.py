@@ -17,15 +17,16 @@ from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """A mixture of experts, whose tokens choose some of the weights, so that more tokens read more. num_experts: of a layer. top_k: of
-    them that a token uses. weights: size of all experts of all layers, over that of the other weights that a decode step reads."""
+    """A mixture of experts, whose tokens choose some of the weights, so that more tokens read more. num_experts: of a layer.
+    top_k: of them that a token uses. weights: size of all experts of all layers, over that of the other weights that a decode
+    step reads."""
 
     num_experts: int
     top_k: int
     weights: float
 
-    def distinct(self, tokens: int) -> float:
-        """The share of the experts that `tokens` use together, on average, if each token chooses at random."""
+    def share_used(self, tokens: int) -> float:
+        """The share of the experts that so many tokens use together, on average, if each chooses at random."""
         return 1.0 - (1.0 - self.top_k / self.num_experts) ** tokens
 
 

@@ -53,8 +53,8 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `"measured"` on a CUDA device, and evenly elsewhere.
     drafter: name of the drafter, which guesses tokens that a step verifies together (docs/speculative.md); None for none.
     draft_tokens: maximum number of drafts of a row in one step; they do not count in `max_num_batched_tokens`; None for 3.
-    drafter_args: arguments of the drafter; None for none. adaptive_drafts: whether a row verifies as many drafts as its recent ones
-    make worthwhile; otherwise as many as there are; None for true. All three are refused without a drafter.
+    drafter_args: arguments of the drafter; None for none. adaptive_drafts: whether drafts are verified only where
+    recent ones of the rows make it worth the time; None for true. All three are refused without a drafter.
     sampling: defaults for parameters that a request does not set.
     """
 

@@ -1,4 +1,4 @@
-"""Number of drafts worth verifying in the next step of a request, by the device's reports on its steps."""
+"""The gain of drafts in the next step of a request, by the device's reports on its steps."""
 
 from omni_ar.options import MAX_IN_FLIGHT
 
@@ -6,36 +6,45 @@ LAG = MAX_IN_FLIGHT
 """Steps of a request from a report to the first step that it counts for: as many as can be in flight."""
 WINDOW = LAG
 """Number of consecutive steps that a report counts for."""
+PROBE = 256
+"""Steps without a gain after which a drafter that runs only where drafts pay is tried again; twice as many after each time."""
 
 
 class DraftReports:
     """The report of a step counts for `WINDOW` steps, of which the first is the step `LAG` later, even if the host has read it
     earlier. So the number of steps in flight changes no draft of a request alone.
 
-    A step is worth the most drafts of the reports that count for it: a row whose drafter finds nothing for fewer steps keeps its
-    room, which costs less than the drafts that would otherwise have none, `LAG` steps later."""
+    The gain of a step is the mean of the reports that count for it: a few steps in which the drafter finds nothing, or drafts
+    that are wrong by chance, do not take the room of the next ones."""
 
     def __init__(self) -> None:
-        self._start = 0
+        self._start, self._probes = 0, False
         self._reports: list[int | None] = []
         """Of the newest steps that the host has read; None before the first report."""
+        self._quiet, self._probe = 0, PROBE
 
-    def restart(self, drafts: int) -> None:
-        """Before the first step. drafts: that steps are worth without a report."""
-        self._start = drafts
+    def restart(self, gain: int, *, probes: bool = False) -> None:
+        """Before the first step. gain: of steps without a report. probes: whether that gain returns after `PROBE` steps that
+        report none."""
+        self._start, self._probes = gain, probes
         self._reports.clear()
+        self._quiet, self._probe = 0, PROBE
 
     def read(self) -> None:
         """Adds a step that the host has read. Without a report of its own, the last report remains valid."""
         self._reports.append(self._reports[-1] if self._reports else None)
         del self._reports[: -(LAG + WINDOW - 1)]
 
-    def report(self, drafts: int) -> None:
+    def report(self, gain: int) -> None:
         """By the step that was read last."""
-        self._reports[-1] = drafts
+        self._reports[-1] = gain
+        self._quiet = 0 if gain else self._quiet + 1
+        if self._probes and self._quiet == self._probe:
+            self._reports = [self._start] * len(self._reports)
+            self._quiet, self._probe = 0, 2 * self._probe
 
-    def wanted(self, steps_in_flight: int) -> int:
-        """Number of drafts that the next step is worth verifying. steps_in_flight: of the request, fewer than `LAG`."""
+    def gain(self, steps_in_flight: int) -> int:
+        """The gain of the next step. steps_in_flight: of the request, fewer than `LAG`."""
         known = len(self._reports) + steps_in_flight + 1 - LAG
-        reports = self._reports[max(known - WINDOW, 0) : max(known, 0)]
-        return max((each for each in reports if each is not None), default=self._start)
+        counted = [each for each in self._reports[max(known - WINDOW, 0) : max(known, 0)] if each is not None]
+        return sum(counted) // len(counted) if counted else self._start

@@ -186,9 +186,9 @@ class OutputProcessor:
             request, count, verified = scheduled.request, result[NUM_TOKENS], 0
             self.further_tokens += max(count - 1, 0)
             if self.drafts.drafted:
-                verified, worthwhile = DraftHandoffFields(*result[-REPORTED:])
+                verified, gain = DraftHandoffFields(*result[-REPORTED:])
                 if step.proposes:
-                    request.draft_reports.report(worthwhile)
+                    request.draft_reports.report(gain)
                 _correct_bounds(scheduled, step.drafts, count)
             if not request.status.takes_tokens:
                 self.discarded += count

@@ -13,10 +13,11 @@ from torch import Tensor
 from omni.device import PackedSpan, Upload
 from omni_ar.drafters import Drafter
 from omni_ar.inputs import Placeholder, Prompt
-from omni_ar.kernels.step.draft_state import START_RATE, DraftFields
+from omni_ar.kernels.step.draft_state import DraftFields
 from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
+from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
@@ -256,21 +257,20 @@ def pack_starts(
         fields=upload.add(np.array([_fields(request) for request in new], np.int64)),
         table=upload.add(np.stack([request.held_table.ids for request in new])),
         sampling=pack_sampling(upload, [_starting(request, shape) for request in new], shape.vocab_size, processors),
-        drafts=_pack_drafts(upload, new, limits, drafter) if drafter is not None else None,
+        drafts=_pack_drafts(upload, new, shape, limits, drafter) if drafter is not None else None,
     )
 
 
-def _pack_drafts(upload: Upload, new: Sequence[ArRequest], limits: Limits, drafter: Drafter) -> PackedDrafts:
+def _pack_drafts(
+    upload: Upload, new: Sequence[ArRequest], shape: ArShape, limits: Limits, drafter: Drafter
+) -> PackedDrafts:
     texts = [_text(request, drafter)[: limits.max_model_len] for request in new]
     padded = np.full((len(texts), max(map(len, texts))), -1, np.int64)
     for row, text in zip(padded, texts, strict=True):
         row[: len(text)] = text
-    fields = np.array([_draft_fields(request, limits) for request in new], np.int64)
+    start = DraftFields(cap=0, rate=DraftPolicy.of(limits, shape, drafter).start_rate, proposed=0, offered=0)
+    fields = np.array([start._replace(cap=most_drafts(request, limits)) for request in new], np.int64)
     return PackedDrafts(fields=upload.add(fields), text=upload.add(padded))
-
-
-def _draft_fields(request: ArRequest, limits: Limits) -> DraftFields[int]:
-    return DraftFields(cap=most_drafts(request, limits), rate=START_RATE, proposed=0, offered=0)
 
 
 def _text(request: ArRequest, drafter: Drafter) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from omni_ar.drafters import Drafter, PagedDrafter
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
+from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.launch import StepLaunch
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack import PackedStep, pack_step, scored_positions
@@ -44,6 +45,7 @@ class StepPacker:
         self._limits = limits
         self._processors = processors
         self._drafter = drafter
+        self._policy = DraftPolicy.of(limits, shape, drafter)
         self._drafts_late = drafter is not None and limits.micro_batches > 1
         self._uploaded: _Steady | None = None
         """The batch whose inputs are in the upload buffer."""
@@ -91,7 +93,7 @@ class StepPacker:
     def _draft_blocks(self, plan: StepPlan) -> int:
         """Returns `StepLaunch.draft_blocks`. A drafter with weights runs only if some rows are likely to verify its drafts."""
         limits, ends = self._limits, [chunk for chunk in plan.chunks if chunk.last]
-        wanted = any(request.wanted_drafts for request in plan.decodes)
+        wanted = self._policy.pays([request.draft_gain for request in plan.decodes])
         if isinstance(self._drafter, PagedDrafter) and not wanted and all(each.request.undrafted for each in ends):
             return 0
         lengths = [request.num_computed_tokens + 1 + plan.drafts for request in plan.decodes]

@@ -268,9 +268,9 @@ class ArRequest:
         return self.table
 
     @property
-    def wanted_drafts(self) -> int:
-        """Number of drafts that are worth verifying in the step to be planned, by the reports; the device decides."""
-        return self.draft_reports.wanted(self.steps_in_flight)
+    def draft_gain(self) -> int:
+        """Tokens that drafts are expected to add to the step to be planned, as in `DraftHandoffFields`."""
+        return self.draft_reports.gain(self.steps_in_flight)
 
     @property
     def undrafted(self) -> bool:

@@ -7,6 +7,7 @@ from omni.errors import InputError
 from omni.stage import Listeners
 from omni_ar.options import MAX_IN_FLIGHT
 from omni_ar.run.allocator import Allocator
+from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, RequestStatus
@@ -27,6 +28,7 @@ class Scheduler:
         allocator: Allocator,
         limits: Limits,
         conditioned: bool,
+        policy: DraftPolicy,
         *,
         listeners: Listeners | None = None,
     ) -> None:
@@ -34,6 +36,7 @@ class Scheduler:
         self._allocator = allocator
         self._limits = limits
         self._conditioned = conditioned
+        self._policy = policy
         self._listeners = listeners
         self._can_score = True
         self._requests: dict[RequestStatus, list[ArRequest]] = {status: [] for status in _SCHEDULED}
@@ -116,7 +119,8 @@ class Scheduler:
             request = chunk.request
             request.num_computed_tokens += chunk.length
             if chunk.first:
-                request.draft_reports.restart(0 if request.undrafted else self._limits.drafts)
+                gain = 0 if request.undrafted else self._policy.start_gain
+                request.draft_reports.restart(gain, probes=self._policy.has_weights and not request.undrafted)
             request.last_scheduled_step = plan.step
             if not chunk.replay:
                 scored = min(chunk.start + chunk.length, request.length - 1)
@@ -156,7 +160,7 @@ class Scheduler:
             if not decodes:
                 return None
         self._steps += 1
-        drafts = 0 if chunks or all(not request.wanted_drafts for request in decodes) else self._limits.drafts
+        drafts = self._policy.drafts if not chunks and self._policy.pays([one.draft_gain for one in decodes]) else 0
         return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks), drafts)
 
     def _batches(self, decoding: Sequence[ArRequest], *, due: bool) -> Iterator[Sequence[ArRequest]]:

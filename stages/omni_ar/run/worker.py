@@ -23,6 +23,7 @@ from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks.pool import BlockPool, BlockTable
 from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 from omni_ar.run.counters import request_counts
+from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import OutputProcessor
@@ -91,7 +92,9 @@ class ArWorker(MailboxWorker[ArRequest]):
             paged_drafts=isinstance(drafter, PagedDrafter),
             looks_ahead=isinstance(drafter, PagedDrafter) and drafter.feature_shape is not None,
         )
-        self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, listeners=listeners)
+        self._scheduler = Scheduler(
+            self._allocator, limits, shape.conditioned, DraftPolicy.of(limits, shape, drafter), listeners=listeners
+        )
         self._conditioning = ConditioningStore(
             name, runner.device, runner.stream, conditioning=runner.conditioning, shape=shape, limits=limits
         )

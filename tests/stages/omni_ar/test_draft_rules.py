@@ -1,7 +1,6 @@
 """Rules of drafts whose absence changes no token: which outputs are remembered, which rows get them, which rows get no drafts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,30 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from omni.device.cpu import CpuDevice
 from omni.sampling import GREEDY, HostRules, SamplingParams
 from omni.testing.simulation.late import LateDevice
 from omni_ar.drafters import Drafter, DraftRequest, DraftRows, ModelDrafter
 from omni_ar.drafters import fabricated as fabricated_file
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.fabricated import FabricatedDrafter
-from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, RATE_ONE, START_RATE, DraftFields
-from omni_ar.kernels.step.drafts import prepare_drafts
-from omni_ar.model import ArShape
+from omni_ar.kernels.step.draft_state import DRAFT_FIELDS, RATE_ONE
 from omni_ar.options import ArOptions
 from omni_ar.run import phases
-from omni_ar.run.limits import Limits
 from omni_ar.run.phases import keep_chunk_features, sample_positions
 from omni_ar.run.pipeline import TokenMessage, accept_received, void_tokens
 from omni_ar.run.plan import StepPlan
-from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, draft_setup, driver_of
 from tests.stages.omni_ar.test_accept import DRAFTS, ROWS, Row, new_state
 from tests.stages.omni_ar.test_not_finite import ANSWERS, AT, NAN, PROMPT, Spoilt
 from tests.stages.omni_ar.test_pipeline import OPTIONS, Pipelined, processors
 from tests.support.ar_driver import ArDriver
-from tests.support.small_text import NothingTwice, SmallText
+from tests.support.small_text import NothingTwice
 
 FEW = ArOptions(max_num_seqs=2, block_size=4, drafter="ngram", draft_tokens=3, adaptive_drafts=False, max_in_flight=1)
 
@@ -129,7 +123,7 @@ def test_a_prompt_does_not_move_the_rate_of_its_row():
     driver.ask("one", PROMPTS[0], max_tokens=1)
     driver.run()
     assert driver.runner._state.drafts is not None
-    assert driver.runner._state.drafts.columns.rate[0] == START_RATE
+    assert driver.runner._state.drafts.columns.rate[0] == RATE_ONE // 2
 
 
 @pytest.mark.parametrize(
@@ -215,7 +209,7 @@ def test_the_edits_of_a_row_behind_others_reach_its_first_position():
 
 
 def test_rows_go_on_to_draft_behind_steps_with_chunks():
-    """Such a step makes no drafts, which does not mean that none are worthwhile."""
+    """Such a step makes no drafts, which does not mean that none are worth their time."""
     right = ModelDrafter(ArDraftModel(MODEL, 11), 3)
     driver = driver_of("ngram", made=right, draft_tokens=3, max_in_flight=1, prefix_cache=False)
     driver.ask("first", PROMPTS[0], max_tokens=60)
@@ -337,25 +331,3 @@ def test_the_message_of_a_failed_step_changes_no_row():
         assert torch.equal(one[:ROWS], other[:ROWS])
     assert not state.drafts.fields[ROWS].any(), "nor does the null row verify drafts"
     assert not state.columns.active[ROWS], "nor does it become a row that runs"
-
-
-class WithExperts(SmallText):
-    """By its shape."""
-
-    @property
-    def shape(self) -> ArShape:
-        return replace(super().shape, has_experts=True)
-
-
-@pytest.mark.parametrize(("model", "verified"), [(SmallText(vocab=13), 3), (WithExperts(vocab=13), 1)])
-def test_a_model_with_experts_verifies_likely_drafts_alone(model: SmallText, verified: int):
-    """Each further token reads other experts: with a rate of 1/2 the second draft is accepted in one of four steps."""
-    options = ArOptions(max_num_seqs=1, max_model_len=64, drafter="ngram", draft_tokens=3)
-    limits = Limits.of("text", options, model.shape)
-    state = allocate_rows(CpuDevice(), model, limits, torch.float32)
-    assert state.drafts is not None
-    state.columns.limit[0], state.columns.active[0] = 20, 1
-    state.drafts.fields[0] = torch.tensor(DraftFields(cap=3, rate=RATE_ONE // 2, proposed=3, offered=0))
-    buffers = allocate_step_buffers(CpuDevice(), model, limits, torch.float32)
-    prepare_drafts(state, torch.tensor([0]), 4, limits.block_size, buffers, limits.max_blocks)
-    assert int(state.drafts.columns.offered[0]) == verified

@@ -16,6 +16,7 @@ from omni.parallel import Communicator
 from omni.testing import SimulatedDevice
 from omni.testing.simulation.late import LateDevice
 from omni_ar.drafters import ModelDrafter
+from omni_ar.kernels.step.draft_state import RATE_ONE
 from omni_ar.layers.parallel import partitioned
 from omni_ar.options import ArOptions
 from omni_ar.run.plan import StepPlan
@@ -115,7 +116,7 @@ def test_a_row_drafts_again_behind_steps_without_drafts(kind: str, monkeypatch: 
 
     def in_turn(self: Scheduler, alone: ArRequest | None) -> StepPlan | None:
         for request in driver.worker.requests.values():
-            request.draft_reports.restart(0 if 5 <= len(request.outputs) < 10 else 3)
+            request.draft_reports.restart(0 if 5 <= len(request.outputs) < 10 else 3 * RATE_ONE)
         plan = compose(self, alone)
         if plan is not None:
             seen.extend((plan.drafts, request.drafts.steps) for request in plan.decodes)

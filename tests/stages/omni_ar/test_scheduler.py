@@ -19,6 +19,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks.pool import BlockPool, BlockTable
 from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
+from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, RequestStatus
@@ -73,7 +74,8 @@ class Stage:
             prefix_cache=prefix_cache,
             conditioned=False,
         )
-        self.scheduler = Scheduler(self.allocator, limits, conditioned=False, listeners=listeners)
+        policy = DraftPolicy.of(limits, SmallText().shape, None)
+        self.scheduler = Scheduler(self.allocator, limits, False, policy, listeners=listeners)
         self.admitted: list[str] = []
         self.live: list[ArRequest] = []
 

@@ -9,12 +9,11 @@ from typing import Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 T = TypeVar("T")
+N = TypeVar("N", int, Tensor)
 
 RATE_ONE = 1 << 16
 """`DraftFields.rate` of a row whose drafts are all accepted."""
-START_RATE = 3 * RATE_ONE // 4
-"""The rate of a row at its start, high enough that its first drafts are verified."""
-LEAST_RATE = 3 * RATE_ONE // 10
+LEAST_RATE = 3 * RATE_ONE // 20
 """A row verifies drafts if its rate is at least this."""
 RATE_SHIFT = 3
 """Each draft that was tried changes the rate by 2 ** -RATE_SHIFT of the difference."""
@@ -39,9 +38,9 @@ DRAFT_FIELD_INDEX = DraftFields(*range(DRAFT_FIELDS))
 """The column of each field."""
 
 
-def expected_gain(rate: T, cap: T, drafts: int) -> T:
-    """Tokens that `cap` of at most `drafts` drafts are expected to add to a step, in units of 1 / RATE_ONE. rate, cap: numbers, or int64
-    tensors of one shape."""
+def expected_gain(rate: N, cap: N, drafts: int) -> N:
+    """Tokens that `cap` of at most `drafts` drafts are expected to add to a step, in units of 1 / RATE_ONE. rate, cap: numbers,
+    or int64 tensors of one shape."""
     gain, reached = rate * 0, rate
     for index in range(drafts):
         gain = gain + reached * (index < cap)

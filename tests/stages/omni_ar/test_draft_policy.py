@@ -1,0 +1,84 @@
+"""Whether steps verify drafts, by their cost for models of several shapes."""
+
+import pytest
+
+from omni_ar.kernels.step.draft_state import RATE_ONE, expected_gain
+from omni_ar.layers.decoder import DecoderConfig
+from omni_ar.layers.text_model import decoder_shape
+from omni_ar.model import ExpertShape
+from omni_ar.run.draft_policy import DraftPolicy
+
+DENSE = DraftPolicy(drafts=3, experts=None, adaptive=True, has_weights=False)
+EXPERTS = DraftPolicy(drafts=3, experts=ExpertShape(128, 8, 24.0), adaptive=True, has_weights=False)
+
+
+def gain(rate: float, drafts: int = 3) -> int:
+    return expected_gain(int(rate * RATE_ONE), drafts, drafts)
+
+
+def test_the_gain_is_the_expected_number_of_accepted_drafts():
+    assert gain(0.5) == RATE_ONE * 7 // 8
+    assert expected_gain(RATE_ONE // 2, 1, 3) == RATE_ONE // 2
+    assert gain(1.0) == 3 * RATE_ONE
+    assert gain(0.0) == 0
+
+
+@pytest.mark.parametrize(("rate", "pays"), [(0.3, False), (0.45, False), (0.6, True), (0.7, True)])
+def test_a_row_alone_reads_further_experts_for_drafts_that_are_likely(rate: float, pays: bool):
+    """Four tokens read more than three times the experts of one."""
+    assert EXPERTS.pays([gain(rate)]) is pays
+    assert DENSE.pays([gain(rate)])
+
+
+def test_where_all_experts_are_read_anyway_drafts_cost_little():
+    added = [EXPERTS.added_time(rows) for rows in (1, 2, 4, 8, 16, 32, 64)]
+    assert added[0] < added[1] < added[2]
+    assert added[2:] == sorted(added[2:], reverse=True)
+    assert DENSE.added_time(1) < added[-1] < 1.1 * DENSE.added_time(1)
+    assert EXPERTS.pays([gain(0.3)] * 32)
+    assert not EXPERTS.pays([gain(0.3)] * 4)
+
+
+def test_one_row_with_good_drafts_does_not_slow_down_many_without():
+    assert DENSE.pays([gain(0.9)] + [0] * 7)
+    assert not DENSE.pays([gain(0.9)] + [0] * 31)
+    assert not DENSE.pays([0, 0])
+    assert not DENSE.pays([])
+
+
+def test_drafts_that_do_not_adapt_are_always_verified():
+    """A row without drafts, such as one with a grammar, reports no gain; with it alone there are none to verify."""
+    always = DraftPolicy(drafts=3, experts=EXPERTS.experts, adaptive=False, has_weights=False)
+    assert always.pays([always.start_gain, 0, 0, 0, 0, 0, 0])
+    assert not always.pays([0])
+
+
+@pytest.mark.parametrize(("has_weights", "starts"), [(False, False), (True, True)])
+def test_a_drafter_without_weights_proves_itself_where_drafts_cost_much(has_weights: bool, starts: bool):
+    """Its first draft is compared with the token in every step. One with weights makes none in steps that verify none."""
+    policy = DraftPolicy(drafts=3, experts=EXPERTS.experts, adaptive=True, has_weights=has_weights)
+    assert policy.pays([policy.start_gain]) is starts
+    assert DENSE.pays([DENSE.start_gain])
+
+
+def test_the_size_of_experts_follows_from_the_configuration():
+    """Of Qwen3-30B-A3B: 29.0 billion parameters in experts, 1.2 billion others but for the embeddings."""
+    config = DecoderConfig(
+        width=2048,
+        num_layers=48,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        mlp_width=6144,
+        max_positions=40_960,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        num_experts=128,
+        top_k=8,
+        expert_width=768,
+    )
+    experts = decoder_shape(config, 151_936).experts
+    assert experts is not None
+    assert experts.weights == pytest.approx(28.99e9 / 1.23e9, rel=0.01)
+    assert (experts.num_experts, experts.top_k) == (128, 8)
+    assert experts.share_used(1) == pytest.approx(8 / 128)
