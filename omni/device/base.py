@@ -103,6 +103,8 @@ class LaunchObserver(Protocol):
     def end(self) -> None:
         """The phase is enqueued, or its enqueueing has failed."""
 
+    def moment(self, stream: Stream, name: str) -> None: ...
+
     def host_span(self, stream: Stream, name: str, numbers: dict[str, int]) -> AbstractContextManager[object]: ...
 
     def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None: ...
@@ -227,8 +229,9 @@ class Device(ABC):
         """Makes later phases on `stream` run after `event`, which another process completes. No effect where the reading phase
         itself waits (on the CPU), or the device does (CUDA)."""
 
-    def _on(self, stream: Stream) -> AbstractContextManager[object]:
-        """A context in which torch enqueues its work on `stream`."""
+    def on(self, stream: Stream) -> AbstractContextManager[object]:
+        """A context in which torch enqueues its work on `stream`. Every launch enters it; entered around several, it spares
+        each two changes of torch's stream."""
         return _NOTHING
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -274,7 +277,7 @@ class Device(ABC):
         if observer is not None:
             observer.begin(stream, phase.__name__)
         try:
-            with self._on(stream):
+            with self.on(stream):
                 phase(*buffers)
         except BaseException as error:  # of a plugin, which may raise SystemExit
             error.add_note(f"in phase {phase.__name__}")
@@ -311,8 +314,7 @@ class Device(ABC):
     def moment(self, stream: Stream, name: str) -> None:
         """Reports a point in the stream to the launch observer, as a phase that launches nothing."""
         if self.launch_observer is not None:
-            self.launch_observer.begin(stream, name)
-            self.launch_observer.end()
+            self.launch_observer.moment(stream, name)
 
     def host_did(self, stream: str, name: str, since: int, **numbers: int) -> None:
         """Reports a `host_span` from `since` until now, for work known only at its end; launches inside do not belong to its step.
@@ -347,7 +349,7 @@ class Device(ABC):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
         """Uninitialised device memory for use on `stream` alone. After its last reference, the stream may reuse it
         while earlier phases still run."""
-        with self._on(stream), self._phase(self.empty):
+        with self.on(stream), self._phase(self.empty):
             return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

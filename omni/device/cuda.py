@@ -172,7 +172,7 @@ class CudaDevice(Device):
             graph.context.run(self.enqueue, stream, graph.launches)
             return
         observer = self.launch_observer
-        with self._on(stream):
+        with self.on(stream):
             for phase, part in graph.parts:
                 if observer is not None:
                     observer.begin(stream, phase)
@@ -205,7 +205,7 @@ class CudaDevice(Device):
 
     def _captured_part(self, stream: CudaStream, launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with self._on(stream), _no_collection():
+        with self.on(stream), _no_collection():
             # "thread_local": other threads may allocate during the capture.
             graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
             try:
@@ -274,7 +274,7 @@ class CudaDevice(Device):
         outside = kept - (torch.cuda.memory_reserved(device) - reserved)
         return peak + max(outside, 0)
 
-    def _on(self, stream: Stream) -> AbstractContextManager[object]:
+    def on(self, stream: Stream) -> AbstractContextManager[object]:
         assert isinstance(stream, CudaStream)
         return _Entered(self, stream.raw)
 

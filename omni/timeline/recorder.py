@@ -167,7 +167,22 @@ class Recorder:
             return
         assert self._stream is not None
         assert self._first is not None
-        self._unread.append(_Unread(launched, self._first, self._timer.stamp(self._stream)))
+        self._read_later(_Unread(launched, self._first, self._timer.stamp(self._stream)))
+
+    def moment(self, stream: Stream, name: str) -> None:
+        """A phase whose start and end are one event: recording events is most of the host time of a recording."""
+        if not self.recording:
+            return
+        now = time.perf_counter_ns()
+        launched = Launched(stream.name, name, self._step, now, now)
+        if self._timer is None:
+            self._keep(self.ran, Ran(launched, now, now))
+            return
+        stamp = self._timer.stamp(stream)
+        self._read_later(_Unread(launched, stamp, stamp))
+
+    def _read_later(self, unread: _Unread) -> None:
+        self._unread.append(unread)
         if len(self._unread) > _UNREAD:
             self.poll(2)
             if len(self._unread) > _MOST_UNREAD:
@@ -200,7 +215,8 @@ class Recorder:
             launched, first, last = unread.popleft()
             start = clock.time(first)
             self._keep(self.ran, Ran(launched, start, start + timer.elapsed(first, last)))
-            timer.give_back(last)
+            if last is not first:
+                timer.give_back(last)
             if not clock.refer(first, start):
                 timer.give_back(first)
             count += 1
@@ -212,5 +228,5 @@ class Recorder:
     def _forget_oldest(self) -> None:
         assert self._timer is not None
         unread = self._unread.popleft()
-        self._timer.give_back(unread.first)
-        self._timer.give_back(unread.last)
+        for stamp in {id(stamp): stamp for stamp in (unread.first, unread.last)}.values():
+            self._timer.give_back(stamp)

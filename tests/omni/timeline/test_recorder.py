@@ -26,11 +26,13 @@ class LateStamp:
 class LateTimer:
     """rate, offset: of the device's clock over the host's. late: nanoseconds from a stamp until the device reaches it.
 
-    given: stamps that were given out and not back. reached: the number of the first stamp that is not done; tests move it.
+    given: stamps that were given out and not back. back: those that were given back. reached: the number of the first stamp that is
+    not done; tests move it.
     """
 
     def __init__(self, rate: float, offset: int, late: int) -> None:
         self.given: list[LateStamp] = []
+        self.back: list[Event] = []
         self.stamps = 0
         self.reached = 0
         self._rate = rate
@@ -54,6 +56,7 @@ class LateTimer:
         return second.at - first.at
 
     def give_back(self, stamp: Event) -> None:
+        self.back.append(stamp)
         self.given = [one for one in self.given if one is not stamp]
 
     def probe(self) -> tuple[LateStamp, int, int]:
@@ -216,6 +219,24 @@ def test_events_are_read_when_they_are_done_and_never_waited_for():
     assert all(span.ran.start >= span.launched.end for span in trace.phases)
     timeline.start()
     assert not device.clock.given
+
+
+@pytest.mark.parametrize("reached", [0, 3])
+def test_a_moment_has_one_event_which_is_used_again_once(reached: int):
+    device = LateDevice()
+    timeline, stream = Timeline(device), device.stream("s")
+    timeline.start()
+    device.launch(stream, touch, torch.zeros(2))
+    device.moment(stream, "done")
+    assert device.clock.stamps == len(device.clock.given) == 3
+    device.clock.reached = reached
+    trace = timeline.stop()
+    if reached:
+        assert [span.phase for span in trace.phases] == ["touch", "done"]
+        assert trace.phases[1].ran.start == trace.phases[1].ran.end
+    timeline.start()
+    back = device.clock.back
+    assert len(back) == len({id(stamp) for stamp in back}) == 3, "a start gives unread ones back"
 
 
 def test_unread_events_are_bounded():
