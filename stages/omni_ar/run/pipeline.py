@@ -14,7 +14,6 @@ neither until a phase reads the arrived tensors.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -195,16 +194,15 @@ class TokenSender:
     def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
         self._stream = stage.device.stream(f"{stage.name}-tokens", priority=stage.priority)
-        self._slots = slots = _token_slots(stage, pipeline.size)
+        self._slots = _token_slots(stage, pipeline.size)
         self._others = range(pipeline.position)
         self._next = 0
         """The slot of the next message."""
         self._next_1 = stage.device.zeros((1,), torch.int64)
         """The same, as the device counts."""
-        self._fields_alone = not any(tensor.numel() for tensor in slots[1:])
-        # Views take the host longer than to find them.
-        self._message = cache(lambda slot, count: TokenMessage.of(tuple(tensor[slot] for tensor in slots), count))
-        self._sent = cache(lambda slot, count: self._message(slot, count).sent)
+        self._fields_alone = not any(tensor.numel() for tensor in self._slots[1:])
+        self._messages: dict[tuple[int, int], TokenMessage] = {}
+        """By slot and number of rows: a view takes the host longer to make than to find."""
 
     def gathering(self, rows_R: Tensor) -> list[Launch]:
         if not self._fields_alone:
@@ -218,13 +216,21 @@ class TokenSender:
     def transfer(self, step: int, rows_R: Tensor | None, count: int, made: Event | None) -> None:
         """Launches the transfer of a step's tokens. rows_R: its `count` sampled rows; None if it failed. made: as in
         `TokenHandoff`; None if it failed."""
-        stage, slot = self._stage, self._next
-        self._next = (slot + 1) % self._pipeline.size
+        stage, message = self._stage, self._message(self._next, count)
+        self._next = (self._next + 1) % self._pipeline.size
         if rows_R is None or not self._fields_alone:
-            made = self._written(rows_R, self._message(slot, count))
+            made = self._written(rows_R, message)
         assert made is not None
+        sent = (message.fields_RF,) if self._fields_alone else message.sent
         stage.device.wait(self._stream, made)
-        stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, self._others, self._sent(slot, count))
+        stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, self._others, sent)
+
+    def _message(self, slot: int, count: int) -> TokenMessage:
+        message = self._messages.get((slot, count))
+        if message is None:
+            message = TokenMessage.of(tuple(tensor[slot] for tensor in self._slots), count)
+            self._messages[slot, count] = message
+        return message
 
     def _written(self, rows_R: Tensor | None, message: TokenMessage) -> Event:
         """Launches what writes a message, and returns the event after it."""
