@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, NamedTuple, ParamSpec, Protocol, runtime_checkable
 
@@ -157,6 +157,21 @@ class LaunchList:
 
     name: str
     launches: tuple[Launch, ...]
+
+
+@dataclass(slots=True)
+class SharedCaptures:
+    """Captures of which other processes make the same. failed: names of the graphs whose capture has failed. drops: by name of the
+    graphs, drops a capture."""
+
+    failed: list[str] = field(default_factory=list)
+    drops: dict[str, Callable[[], None]] = field(default_factory=dict)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """From now on, replays of these graphs make the launches instead. Other names have no effect."""
+        for name in names:
+            if name in self.drops:
+                self.drops[name]()
 
 
 @runtime_checkable
@@ -337,6 +352,12 @@ class Device(ABC):
         """From now on, `capture` may leave captures to `capture_deferred` or to the first replay, if their phases need not run
         before. Not for a device whose captures involve other processes, as collectives do."""
         self._defers = True
+
+    @contextmanager
+    def shared_captures(self) -> Iterator[SharedCaptures]:
+        """While entered, the same captures are made by other processes, with collectives between them. If one fails whose phases
+        have run before, its launches are not run, since the others would have no part in them: replays make them instead."""
+        yield SharedCaptures()
 
     def capture_deferred(self) -> bool:
         """Makes one deferred capture, while the device is idle. Returns whether there was one."""
