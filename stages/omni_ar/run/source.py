@@ -64,7 +64,8 @@ class TokenGathering(Protocol):
 class LocalTokens:
     """Samples locally. `accept_tokens` writes the tokens directly into host memory, so the token point is an event that waits for
     no later work on the main stream. A copy would cost three more host calls per step. `post_update`, the rows' counts, precedes
-    the token point: the token is a few microseconds later, but the host launches a single graph."""
+    the token point, and so does `gather_fields` where tokens are sent to other ranks: the token is a few microseconds later, but
+    the host launches a single graph."""
 
     gives_logits = True
 
