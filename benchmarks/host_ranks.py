@@ -207,7 +207,7 @@ class Bench:
         self._sample, self._least = runner.sample_tokens, rows // parts
         for index in range(rows):
             ask(self._worker, str(index), 1)
-        for _ in range(4 * parts + 8):
+        for _ in range(rows + 4 * parts):  # some rows start in each step
             tick(self._worker)
         if self._timeline is not None:
             self._timeline.start()

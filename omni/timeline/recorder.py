@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from omni.device import DeviceTimer, Event, Stream
+from omni.timeline.trace import RECORDING
 
 _RENEW = 500_000_000
 """Nanoseconds after which an anchor is renewed."""
@@ -130,6 +131,8 @@ class Recorder:
         self._launching: tuple[str, str, int] | None = None
         self._stream: Stream | None = None
         self._first: Event | None = None
+        self._spent = 0
+        """Nanoseconds of the host in which phases were recorded."""
 
     @property
     def unread(self) -> int:
@@ -153,21 +156,25 @@ class Recorder:
         if not self.recording:
             return
         # Taken before the event: a phase cannot run before its launch begins.
-        self._launching = (stream.name, phase, time.perf_counter_ns())
+        began = time.perf_counter_ns()
+        self._launching = (stream.name, phase, began)
         if self._timer is not None:
             self._stream, self._first = stream, self._timer.stamp(stream)
+            self._spent += time.perf_counter_ns() - began
 
     def end(self) -> None:
         if self._launching is None:
             return
         (stream, phase, began), self._launching = self._launching, None
-        launched = Launched(stream, phase, self._step, began, time.perf_counter_ns())
+        ended = time.perf_counter_ns()
+        launched = Launched(stream, phase, self._step, began, ended)
         if self._timer is None:
-            self._keep(self.ran, Ran(launched, began, launched.ended))
+            self._keep(self.ran, Ran(launched, began, ended))
             return
         assert self._stream is not None
         assert self._first is not None
         self._read_later(_Unread(launched, self._first, self._timer.stamp(self._stream)))
+        self._spent += time.perf_counter_ns() - ended
 
     def moment(self, stream: Stream, name: str) -> None:
         """A phase whose start and end are one event: recording events is most of the host time of a recording."""
@@ -180,6 +187,7 @@ class Recorder:
             return
         stamp = self._timer.stamp(stream)
         self._read_later(_Unread(launched, stamp, stamp))
+        self._spent += time.perf_counter_ns() - now
 
     def _read_later(self, unread: _Unread) -> None:
         self._unread.append(unread)
@@ -191,14 +199,16 @@ class Recorder:
 
     @contextmanager
     def host_span(self, stream: Stream, name: str, numbers: dict[str, int]) -> Iterator[None]:
-        """Launches inside belong to the span's step."""
+        """Launches inside belong to the span's step. It has the time of recording them as a number, `RECORDING`."""
         outer, self._step = self._step, numbers.get("step", self._step)
-        began = time.perf_counter_ns()
+        began, spent = time.perf_counter_ns(), self._spent
         try:
             yield
         finally:
             ended, self._step = time.perf_counter_ns(), outer
             if self.recording:
+                if self._timer is not None:
+                    numbers = {**numbers, RECORDING: self._spent - spent}
                 self._keep(self.did, Did(stream.name, name, numbers, began, ended))
 
     def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None:
