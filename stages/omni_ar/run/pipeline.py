@@ -24,7 +24,7 @@ from omni.parallel import PipelineRank
 from omni_ar.kernels.step.draft_state import DRAFT_FIELDS
 from omni_ar.kernels.step.state import FIELD_INDEX, ROW_FIELDS, RowState
 from omni_ar.layers.decoder import DecoderLayers
-from omni_ar.model import ArModel, PipelineBoundary
+from omni_ar.model import ArModel, CodecModel, PipelineBoundary
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.phases import set_counter
 from omni_ar.run.source import LocalTokens, TokenSource
@@ -188,8 +188,8 @@ class TokenSender:
     each other rank has accepted the tokens sent from it, before the layers of the step (`ReceivedTokens.begin`), whose hidden
     states come here before its tokens are sampled.
 
-    Fields alone are a message that is complete with the tokens: sampling writes it (`gathering`), in its captured graph. With the
-    next inputs of codes, or drafts, which are made later, it is written by a launch of its own."""
+    A message of fields alone is complete with the tokens: sampling writes it (`gathering`), in its captured graph. Codes, which can
+    end rows too, and drafts are made later: with them, the message is written by a launch of its own."""
 
     def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
@@ -200,7 +200,7 @@ class TokenSender:
         """The slot of the next message."""
         self._next_1 = stage.device.zeros((1,), torch.int64)
         """The same, as the device counts."""
-        self._fields_alone = not any(tensor.numel() for tensor in self._slots[1:])
+        self._fields_alone = not isinstance(stage.model, CodecModel) and not stage.limits.drafts
         self._messages: dict[tuple[int, int], TokenMessage] = {}
         """By slot and number of rows: a view takes the host longer to make than to find."""
 
