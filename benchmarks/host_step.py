@@ -241,22 +241,22 @@ def measure_handoff(model: ArModel, prefill: int, repeats: int = 60) -> dict[str
 
         runner.sample_tokens = timed  # type: ignore[method-assign]
         for index in range(7):
-            _ask(worker, str(index), 1)
+            ask(worker, str(index), 1)
         for repeat in range(repeats):
-            _ask(worker, f"new {repeat}", prefill)
-            _tick(worker)  # the step that runs its prompt
+            ask(worker, f"new {repeat}", prefill)
+            tick(worker)  # the step that runs its prompt
             worker.inbox.append(Abort(f"new {repeat}"))
-            _tick(worker)
+            tick(worker)
         assert len(times.wall) == repeats, "one step each must have had eight rows"
     return times.summary()
 
 
-def _ask(worker: ArWorker, name: str, length: int) -> None:
+def ask(worker: ArWorker, name: str, length: int) -> None:
     opened = Open(name, SamplingParams(max_tokens=4096), frozenset({"prompt"}))
     worker.inbox.extend((opened, Feed(name, Payload(prompt_of(length)), COMPLETED), Ended(name, "prompt")))
 
 
-def _tick(worker: ArWorker) -> None:
+def tick(worker: ArWorker) -> None:
     worker.tick()
     while worker.outbox:
         message = worker.outbox.popleft()

@@ -10,7 +10,8 @@ of two ranks, and the time is that of a row's token. The stage is the thinker of
 and idle.
 
 --timeline: a folder for a timeline of each way with several ranks, of a further run with the last of `--rows`. Printed of each
-rank: how much of the time between the starts of its decode steps it is busy, and how long it is idle between two steps.
+rank: how much of the time between the starts of its decode steps it is busy, and how long it is idle between two steps; the host
+time of `sample_tokens`, also without that of recording.
 
 Each row has a prompt of random token ids, unrelated to the others': rows of equal prompts share most of their experts, of which a
 step then reads too few. The column of experts has those that a layer would use if rows chose at random, on all ranks together; they
@@ -127,7 +128,15 @@ def record(folder: str, arguments: argparse.Namespace, ranks: int, way: str) -> 
     file = arguments.timeline / f"{way}-{ranks}.json"
     with opened(folder, arguments, ranks, way, file) as omni, random_prompts(omni, stage, TextSizes.read(folder).vocab):
         generate(omni, stage, rows, FEW)
-    for decoding in make_report(read_trace(file)).decoding:
+    report = make_report(read_trace(file))
+    for host in report.host:
+        if host.stage.startswith(f"{stage} ") and host.name == "sample_tokens" and host.unrecorded is not None:
+            print(
+                f"{host.stage}, {way}, {rows} rows: sample_tokens {host.took.p50:.1f} us p50,"
+                f" {host.unrecorded.p50:.1f} us without recording",
+                flush=True,
+            )
+    for decoding in report.decoding:
         if decoding.stage.startswith(f"{stage} ") and decoding.period is not None:
             assert decoding.idle is not None
             assert decoding.waits is not None

@@ -35,7 +35,7 @@ class _Unwatchable(CpuDevice):
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
         outer, self.launching = self.launching, phase.__name__
         try:
-            with self._on(stream):
+            with self.on(stream):
                 phase(*buffers)
         except Exception as error:
             error.add_note(f"in phase {phase.__name__}")

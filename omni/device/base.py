@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, NamedTuple, ParamSpec, Protocol, runtime_checkable
 
@@ -103,6 +103,8 @@ class LaunchObserver(Protocol):
     def end(self) -> None:
         """The phase is enqueued, or its enqueueing has failed."""
 
+    def moment(self, stream: Stream, name: str) -> None: ...
+
     def host_span(self, stream: Stream, name: str, numbers: dict[str, int]) -> AbstractContextManager[object]: ...
 
     def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None: ...
@@ -155,6 +157,21 @@ class LaunchList:
 
     name: str
     launches: tuple[Launch, ...]
+
+
+@dataclass(slots=True)
+class SharedCaptures:
+    """Captures of which other processes make the same. failed: names of the graphs whose capture has failed. drops: by name of the
+    graphs, drops a capture."""
+
+    failed: list[str] = field(default_factory=list)
+    drops: dict[str, Callable[[], None]] = field(default_factory=dict)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """From now on, replays of these graphs make the launches instead. Other names have no effect."""
+        for name in names:
+            if name in self.drops:
+                self.drops[name]()
 
 
 @runtime_checkable
@@ -227,8 +244,9 @@ class Device(ABC):
         """Makes later phases on `stream` run after `event`, which another process completes. No effect where the reading phase
         itself waits (on the CPU), or the device does (CUDA)."""
 
-    def _on(self, stream: Stream) -> AbstractContextManager[object]:
-        """A context in which torch enqueues its work on `stream`."""
+    def on(self, stream: Stream) -> AbstractContextManager[object]:
+        """A context in which torch enqueues its work on `stream`. Every launch enters it; entered around several, it spares
+        each two changes of torch's stream."""
         return _NOTHING
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -274,7 +292,7 @@ class Device(ABC):
         if observer is not None:
             observer.begin(stream, phase.__name__)
         try:
-            with self._on(stream):
+            with self.on(stream):
                 phase(*buffers)
         except BaseException as error:  # of a plugin, which may raise SystemExit
             error.add_note(f"in phase {phase.__name__}")
@@ -311,8 +329,7 @@ class Device(ABC):
     def moment(self, stream: Stream, name: str) -> None:
         """Reports a point in the stream to the launch observer, as a phase that launches nothing."""
         if self.launch_observer is not None:
-            self.launch_observer.begin(stream, name)
-            self.launch_observer.end()
+            self.launch_observer.moment(stream, name)
 
     def host_did(self, stream: str, name: str, since: int, **numbers: int) -> None:
         """Reports a `host_span` from `since` until now, for work known only at its end; launches inside do not belong to its step.
@@ -336,6 +353,12 @@ class Device(ABC):
         before. Not for a device whose captures involve other processes, as collectives do."""
         self._defers = True
 
+    @contextmanager
+    def shared_captures(self) -> Iterator[SharedCaptures]:
+        """While entered, the same captures are made by other processes, with collectives between them. If one fails whose phases
+        have run before, its launches are not run, since the others would have no part in them: replays make them instead."""
+        yield SharedCaptures()
+
     def capture_deferred(self) -> bool:
         """Makes one deferred capture, while the device is idle. Returns whether there was one."""
         return False
@@ -347,7 +370,7 @@ class Device(ABC):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
         """Uninitialised device memory for use on `stream` alone. After its last reference, the stream may reuse it
         while earlier phases still run."""
-        with self._on(stream), self._phase(self.empty):
+        with self.on(stream), self._phase(self.empty):
             return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

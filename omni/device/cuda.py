@@ -13,7 +13,7 @@ from weakref import WeakSet, ref
 
 import torch
 
-from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedMemory, Stream
+from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedCaptures, SharedMemory, Stream
 from omni.device.sync import host_waits
 from omni.device.sync_points import SyncPoint, may_sync
 
@@ -60,6 +60,9 @@ class CudaGraph:
     parts: _Parts | None = None
     failed: bool = False
 
+    def drop(self) -> None:
+        self.parts, self.failed = None, True
+
 
 class CudaTimer:
     """Reuses timing events: to create one takes longer than to record it. raw_of: torch's stream of a device's stream."""
@@ -102,6 +105,7 @@ class CudaDevice(Device):
         """The stream that receives torch's work now."""
         self._streams = WeakSet[CudaStream]()
         self._deferred: dict[CudaStream, list[ref[CudaGraph]]] = {}
+        self._shared: SharedCaptures | None = None
 
     def stream(self, name: str, *, priority: int = 0) -> CudaStream:
         raw = torch.cuda.Stream(self.torch_device, priority=priority)
@@ -129,10 +133,12 @@ class CudaDevice(Device):
 
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
         """Before the first capture of these phases on the stream, the launches run once: this allocates buffers of libraries. Other
-        sizes run only if their capture fails: kernels can be compiled and loaded during a capture."""
+        sizes run only if their capture fails, and is not shared: kernels can be compiled and loaded during a capture."""
         assert isinstance(stream, CudaStream)
         phases = tuple(launch.phase.__name__ for launch in launches)
-        graph = CudaGraph(name, launches, copy_context())
+        graph, shared = CudaGraph(name, launches, copy_context()), self._shared
+        if shared is not None:
+            shared.drops[name] = graph.drop
         if phases in stream.captured:
             if self._defers:
                 self._deferred.setdefault(stream, []).append(ref(graph))
@@ -141,6 +147,11 @@ class CudaDevice(Device):
                 graph.parts = self._captured(stream, name, launches)
                 return graph
             except Exception as error:  # a library may do something for a new size that no capture allows
+                if shared is not None and not isinstance(error, torch.OutOfMemoryError):
+                    _log.warning("%s runs uncaptured, since its capture failed: %s", name, error)
+                    shared.failed.append(name)
+                    graph.drop()
+                    return graph
                 _log.warning("%s runs before its capture, which failed: %s", name, error)
         with may_sync(SyncPoint.CAPTURE):
             self.synchronize()  # buffers were written on other streams
@@ -149,6 +160,14 @@ class CudaDevice(Device):
             graph.parts = self._captured(stream, name, launches)
         stream.captured.add(phases)
         return graph
+
+    @contextmanager
+    def shared_captures(self) -> Iterator[SharedCaptures]:
+        self._shared = SharedCaptures()
+        try:
+            yield self._shared
+        finally:
+            self._shared = None
 
     def capture_deferred(self) -> bool:
         """The streams take turns, each with its last deferred capture: that of the smallest size, which a single request needs."""
@@ -172,7 +191,7 @@ class CudaDevice(Device):
             graph.context.run(self.enqueue, stream, graph.launches)
             return
         observer = self.launch_observer
-        with self._on(stream):
+        with self.on(stream):
             for phase, part in graph.parts:
                 if observer is not None:
                     observer.begin(stream, phase)
@@ -205,7 +224,7 @@ class CudaDevice(Device):
 
     def _captured_part(self, stream: CudaStream, launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with self._on(stream), _no_collection():
+        with self.on(stream), _no_collection():
             # "thread_local": other threads may allocate during the capture.
             graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
             try:
@@ -274,7 +293,7 @@ class CudaDevice(Device):
         outside = kept - (torch.cuda.memory_reserved(device) - reserved)
         return peak + max(outside, 0)
 
-    def _on(self, stream: Stream) -> AbstractContextManager[object]:
+    def on(self, stream: Stream) -> AbstractContextManager[object]:
         assert isinstance(stream, CudaStream)
         return _Entered(self, stream.raw)
 

@@ -105,11 +105,18 @@ class Ranks(ABC):
     def all_reduce_min(self, name: str, number: int) -> int:
         """The smallest `number` of all ranks. All call it with the same name, at start. Waits for them."""
 
+    @abstractmethod
+    def all_gather_text(self, name: str, text: str) -> list[str]:
+        """The `text` of each rank, in their order. As for `all_reduce_min`."""
+
 
 class EqualRanks(Ranks):
-    """For ranks with equal numbers, or a single rank: no wait for others."""
+    """For ranks with equal numbers and texts, or a single rank: no wait for others."""
 
     __slots__ = ()
 
     def all_reduce_min(self, name: str, number: int) -> int:
         return number
+
+    def all_gather_text(self, name: str, text: str) -> list[str]:
+        return [text] * self.size

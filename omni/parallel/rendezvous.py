@@ -44,8 +44,11 @@ class StoreRanks(Ranks):
     calls: Counter[str] = field(default_factory=Counter)
 
     def all_reduce_min(self, name: str, number: int) -> int:
+        return min(map(int, self.all_gather_text(name, str(number))))
+
+    def all_gather_text(self, name: str, text: str) -> list[str]:
         self.calls[name] += 1
-        return _all_reduce_min(self.store, self.rank, self.size, f"{name}/{self.calls[name]}", number)
+        return _all_gather_text(self.store, self.rank, self.size, f"{name}/{self.calls[name]}", text)
 
 
 def open_ranks(
@@ -60,8 +63,8 @@ def open_ranks(
     # Every access opens the file: its descriptor is the only name of the memory, and stays open.
     size = layout.size
     store = FileStore(f"/proc/self/fd/{ends.store}", size)
-    numbers = PrefixStore("numbers", store)
-    _all_reduce_min(numbers, rank, size, "open", 0)
+    texts = PrefixStore("texts", store)
+    _all_gather_text(texts, rank, size, "open", "")
 
     def open_group(
         name: str, members: Sequence[int], transfers: Iterable[tuple[int, int]] = (), *, collectives: bool = False
@@ -104,19 +107,19 @@ def open_ranks(
         tensor=tensor,
         pipeline=pipeline,
         step_seconds=STEP_SECONDS,
-        store=numbers,
+        store=texts,
     )
 
 
-def _all_reduce_min(store: Store, rank: int, size: int, name: str, number: int) -> int:
-    store.set(f"{name}/{rank}", str(number))
+def _all_gather_text(store: Store, rank: int, size: int, name: str, text: str) -> list[str]:
+    store.set(f"{name}/{rank}", text)
     deadline = time.monotonic() + START_SECONDS
-    numbers = []
+    texts = []
     for other in range(size):
         left = max(0.0, deadline - time.monotonic())
         try:
             store.wait([f"{name}/{other}"], timedelta(seconds=left))
         except RuntimeError as error:
             raise LostRankError(f"rank {other} of {size} has not answered for {START_SECONDS:g} s at start") from error
-        numbers.append(int(store.get(f"{name}/{other}")))
-    return min(numbers)
+        texts.append(store.get(f"{name}/{other}").decode())
+    return texts

@@ -244,8 +244,10 @@ class NcclCommunicator(TorchCommunicator):
         return THERE
 
     def _transfer(self, transfer: Callable[..., Work], x: Tensor, other: int) -> None:
-        with _lost_ranks(self._names, self._rank, other, dist.DistError):
+        try:  # a context manager is a considerable part of the host's time in a transfer
             transfer([x], other, 0).wait()  # the current stream waits, not the host: NCCL has a stream for transfers
+        except dist.DistError as error:
+            raise _lost(self._names, self._rank, other, error) from error
 
     def _gathered(self, x_RN: Tensor) -> Tensor:
         parts = x_RN.new_empty(self._size, *x_RN.shape)
@@ -270,5 +272,10 @@ def _lost_ranks(
     try:
         yield
     except errors as error:
-        lost = [name for index, name in enumerate(names) if index != rank and other in (None, index)]
-        raise LostRankError(f"{names[rank]} has lost {' or '.join(lost)}; {REMEDY} ({error_text(error)})") from error
+        raise _lost(names, rank, other, error) from error
+
+
+def _lost(names: Sequence[str], rank: int, other: int | None, error: Exception) -> LostRankError:
+    """rank, other: as for `_lost_ranks`."""
+    lost = [name for index, name in enumerate(names) if index != rank and other in (None, index)]
+    return LostRankError(f"{names[rank]} has lost {' or '.join(lost)}; {REMEDY} ({error_text(error)})")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from omni.device import DeviceTimer, Event, Stream
+from omni.timeline.trace import RECORDING
 
 _RENEW = 500_000_000
 """Nanoseconds after which an anchor is renewed."""
@@ -130,6 +131,8 @@ class Recorder:
         self._launching: tuple[str, str, int] | None = None
         self._stream: Stream | None = None
         self._first: Event | None = None
+        self._spent = 0
+        """Nanoseconds of the host in which phases were recorded."""
 
     @property
     def unread(self) -> int:
@@ -153,21 +156,41 @@ class Recorder:
         if not self.recording:
             return
         # Taken before the event: a phase cannot run before its launch begins.
-        self._launching = (stream.name, phase, time.perf_counter_ns())
+        began = time.perf_counter_ns()
+        self._launching = (stream.name, phase, began)
         if self._timer is not None:
             self._stream, self._first = stream, self._timer.stamp(stream)
+            self._spent += time.perf_counter_ns() - began
 
     def end(self) -> None:
         if self._launching is None:
             return
         (stream, phase, began), self._launching = self._launching, None
-        launched = Launched(stream, phase, self._step, began, time.perf_counter_ns())
+        ended = time.perf_counter_ns()
+        launched = Launched(stream, phase, self._step, began, ended)
         if self._timer is None:
-            self._keep(self.ran, Ran(launched, began, launched.ended))
+            self._keep(self.ran, Ran(launched, began, ended))
             return
         assert self._stream is not None
         assert self._first is not None
-        self._unread.append(_Unread(launched, self._first, self._timer.stamp(self._stream)))
+        self._read_later(_Unread(launched, self._first, self._timer.stamp(self._stream)))
+        self._spent += time.perf_counter_ns() - ended
+
+    def moment(self, stream: Stream, name: str) -> None:
+        """A phase whose start and end are one event: recording events is most of the host time of a recording."""
+        if not self.recording:
+            return
+        now = time.perf_counter_ns()
+        launched = Launched(stream.name, name, self._step, now, now)
+        if self._timer is None:
+            self._keep(self.ran, Ran(launched, now, now))
+            return
+        stamp = self._timer.stamp(stream)
+        self._read_later(_Unread(launched, stamp, stamp))
+        self._spent += time.perf_counter_ns() - now
+
+    def _read_later(self, unread: _Unread) -> None:
+        self._unread.append(unread)
         if len(self._unread) > _UNREAD:
             self.poll(2)
             if len(self._unread) > _MOST_UNREAD:
@@ -176,14 +199,16 @@ class Recorder:
 
     @contextmanager
     def host_span(self, stream: Stream, name: str, numbers: dict[str, int]) -> Iterator[None]:
-        """Launches inside belong to the span's step."""
+        """Launches inside belong to the span's step. It has the time of recording them as a number, `RECORDING`."""
         outer, self._step = self._step, numbers.get("step", self._step)
-        began = time.perf_counter_ns()
+        began, spent = time.perf_counter_ns(), self._spent
         try:
             yield
         finally:
             ended, self._step = time.perf_counter_ns(), outer
             if self.recording:
+                if self._timer is not None:
+                    numbers = {**numbers, RECORDING: self._spent - spent}
                 self._keep(self.did, Did(stream.name, name, numbers, began, ended))
 
     def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None:
@@ -200,7 +225,8 @@ class Recorder:
             launched, first, last = unread.popleft()
             start = clock.time(first)
             self._keep(self.ran, Ran(launched, start, start + timer.elapsed(first, last)))
-            timer.give_back(last)
+            if last is not first:
+                timer.give_back(last)
             if not clock.refer(first, start):
                 timer.give_back(first)
             count += 1
@@ -212,5 +238,5 @@ class Recorder:
     def _forget_oldest(self) -> None:
         assert self._timer is not None
         unread = self._unread.popleft()
-        self._timer.give_back(unread.first)
-        self._timer.give_back(unread.last)
+        for stamp in {id(stamp): stamp for stamp in (unread.first, unread.last)}.values():
+            self._timer.give_back(stamp)

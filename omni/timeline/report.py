@@ -7,7 +7,18 @@ import numpy as np
 
 from omni.device import PhaseCategory
 from omni.timeline.ranks import RankOrder, rank_lines, rank_orders
-from omni.timeline.trace import MAIN, Busy, Interval, PhaseSpan, Step, Trace, decode_pairs, steps_of
+from omni.timeline.trace import (
+    MAIN,
+    RECORDING,
+    Busy,
+    HostSpan,
+    Interval,
+    PhaseSpan,
+    Step,
+    Trace,
+    decode_pairs,
+    steps_of,
+)
 from omni.utils.draft_counts import DraftCounts
 from omni.utils.table import columns
 
@@ -110,9 +121,12 @@ class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True):
+    """unrecorded: without the time in which phases were recorded; None if that was not measured."""
+
     stage: str
     name: str
     took: Spread
+    unrecorded: Spread | None = None
 
 
 class DraftReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,11 +235,13 @@ def _lanes(trace: Trace) -> Iterable[LaneReport]:
 
 
 def _host(trace: Trace) -> Iterable[HostReport]:
-    taken: dict[tuple[str, str], list[int]] = {}
+    spans: dict[tuple[str, str], list[HostSpan]] = {}
     for span in trace.host:
-        taken.setdefault((span.stage, span.name), []).append(span.took.length)
-    for (stage, name), lengths in taken.items():
-        yield HostReport(stage=stage, name=name, took=Spread.of(lengths))
+        spans.setdefault((span.stage, span.name), []).append(span)
+    for (stage, name), each in spans.items():
+        took = Spread.of([span.took.length for span in each])
+        left = [span.took.length - span.numbers[RECORDING] for span in each if RECORDING in span.numbers]
+        yield HostReport(stage=stage, name=name, took=took, unrecorded=Spread.of(left) if left else None)
 
 
 def _drafts(trace: Trace) -> Iterable[DraftReport]:
@@ -289,7 +305,11 @@ def report_lines(report: Report) -> Iterator[str]:
         yield from _draft_lines(report.drafts)
     yield from _phase_lines(report.phases)
     if report.host:
-        took = [(one.stage, one.name, str(one.took.count), *_three(one.took)) for one in report.host]
+        took = []
+        for one in report.host:
+            took.append((one.stage, one.name, str(one.took.count), *_three(one.took)))
+            if one.unrecorded is not None:
+                took.append(("", "without recording", str(one.unrecorded.count), *_three(one.unrecorded)))
         yield from _table(("stage", "host time of", "count", *_PERCENTILES), took, words=2)
     if report.lanes:
         busy = [(one.stage, one.lane, f"{one.busy / 1000:.2f}", f"{one.hidden:.0%}") for one in report.lanes]

@@ -12,6 +12,9 @@ from omni.device import PhaseCategory
 MAIN = "main"
 """The lane of a stage's own stream. Other lanes have the rest of their stream's name: `copy`, `payload`."""
 
+RECORDING = "recording"
+"""A number of host spans: the nanoseconds in which phases were recorded, on a device that runs them later than it launches them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:

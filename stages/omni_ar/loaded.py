@@ -148,7 +148,7 @@ class LoadedAr:
             runner.allocate(pages)
         if self._context.graphs:
             with self._room_for("the captured steps", "graph_batch_sizes", "graph_chunk_sizes"):
-                self._capture(runner)
+                self._capture_alike(runner)
         ranks = self._context.ranks
         if ranks is not None and not ranks.rank:
             runner.lead(ranks.channel)
@@ -177,6 +177,28 @@ class LoadedAr:
     def _present_runner(self) -> Runner:
         assert self._runner is not None
         return self._runner
+
+    def _capture_alike(self, runner: Runner) -> None:
+        """With collectives in the steps, one whose capture fails at one rank stays uncaptured at all. Without, a rank captures it
+        alone, as a whole stage does."""
+        ranks, device = self._context.ranks, self._context.device
+        if ranks is None:
+            self._capture(runner)
+            return
+        try:
+            if ranks.tensor is None:
+                self._capture(runner)
+                return
+            with device.shared_captures() as captures:
+                self._capture(runner)
+        except BaseException as error:
+            error.add_note(f"at rank {ranks.rank} of {ranks.size}")
+            raise
+        for rank, text in enumerate(ranks.all_gather_text("failed captures", "\n".join(captures.failed))):
+            failed = text.splitlines()
+            captures.drop(failed)
+            if failed and rank != ranks.rank:
+                _log.warning("captures failed at rank %d of %d: %s", rank, ranks.size, ", ".join(failed))
 
     def _capture(self, runner: Runner) -> None:
         name, chunks = self._context.stage.name, self._chunk_sizes

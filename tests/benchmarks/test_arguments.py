@@ -19,7 +19,7 @@ SCRIPTS = {
     if "ArgumentParser(" in (text := path.read_text())
 }
 """By name, their text."""
-PRETENDS = {"compile_time"}
+PRETENDS = {"compile_time", "host_ranks"}
 """Need no device of those that they ask about."""
 MODEL = ("model",)
 NEEDED = {

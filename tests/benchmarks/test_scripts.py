@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
@@ -98,6 +99,19 @@ def test_ranks_gives_each_row_a_random_prompt_of_its_own(monkeypatch: pytest.Mon
     first, second, again = (set(prompt.columns[0].tolist()) for prompt in prompts)
     assert first == again
     assert len(first & second) <= 2, "of 100,000 ids two prompts share hardly any"
+
+
+def test_a_part_of_layers_adds_little_host_work_to_sampling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "ranks.json"
+    run_script(monkeypatch, "host_ranks", "--rows", "8", "--parts", "1", "3", "--steps", "32", "--json", str(file))
+    numbers = json.loads(file.read_text())["numbers"]
+    alone, cut, recorded_alone, recorded = (Counter(one["driver"]) for one in numbers)
+    assert alone == {"kernels": 0, "graphs": 1, "events": 1}
+    # The tokens' own event is awaited on the stream of their transfer, to two other ranks, which is entered and left.
+    assert cut - alone == {"waits": 1, "streams": 2, "transfers": 2}
+    # A graph for each phase, of which each has two events; the token point has one.
+    assert recorded_alone == {"kernels": 0, "graphs": 4, "events": 10}
+    assert recorded - recorded_alone == {"graphs": 1, "events": 4, "waits": 1, "streams": 2, "transfers": 2}
 
 
 @pytest.mark.slow

@@ -94,7 +94,8 @@ class FollowerWorker:
     def _launched(self, message: StepMessage) -> SampledStep:
         launch = message.launch
         numbers = {"step": launch.step, "decodes": launch.decodes, "prefill": launch.prefill}
-        with self._runner.device.host_span(self._runner.stream, "follow", **numbers):
+        device, stream = self._runner.device, self._runner.stream
+        with device.on(stream), device.host_span(stream, "follow", **numbers):
             return self._runner.follow(message)
 
     def _forget(self, message: ForgetMessage) -> None:

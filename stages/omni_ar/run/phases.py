@@ -356,7 +356,8 @@ _BY_CATEGORY = {
         *("take_hidden", "accept_received", "spread_rows", "fill_random"),
     ),
     PhaseCategory.TRANSFER: (
-        *("receive_tensors", "send_tensors", "copy_tensor", "gather_tokens", "void_tokens", "send_inputs"),
+        *("receive_tensors", "send_tensors", "copy_tensor", "gather_fields", "gather_tokens", "void_tokens"),
+        "send_inputs",
     ),
     PhaseCategory.FORWARD: (
         *("run_forward", "keep_hidden"),

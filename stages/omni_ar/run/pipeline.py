@@ -7,25 +7,26 @@ neither until a phase reads the arrived tensors.
 | `HiddenTransfers.received`, `.sent` | `take_hidden`, `run_forward` | `run_forward`, `copy_tensor` | stream order |
 | slot for hidden states to come | the transfer, on its stream | `take_hidden`, main stream | the event after it |
 | slot for hidden states to send | `copy_tensor`, main stream | the transfer, on its stream | the event after it |
-| slot for tokens to send | `gather_tokens`, main stream | the transfer, on its stream | as `TokenSender` says |
+| slot for tokens to send | `gather_fields` or `gather_tokens`, main stream | the transfer, on its stream | as `TokenSender` says |
 | slot for tokens to come | the transfer, on its stream | `accept_received`, main stream | the event after it |
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from omni.device import Event, Launch
 from omni.parallel import PipelineRank
 from omni_ar.kernels.step.draft_state import DRAFT_FIELDS
 from omni_ar.kernels.step.state import FIELD_INDEX, ROW_FIELDS, RowState
 from omni_ar.layers.decoder import DecoderLayers
-from omni_ar.model import ArModel, PipelineBoundary
+from omni_ar.model import ArModel, CodecModel, PipelineBoundary
 from omni_ar.processors import NamedProcessor
+from omni_ar.run.phases import set_counter
 from omni_ar.run.source import LocalTokens, TokenSource
 from omni_ar.run.state import Resources, next_width
 from omni_ar.run.step import StepContext, TokenHandoff
@@ -70,6 +71,13 @@ class TokenMessage(NamedTuple):
     def sent(self) -> list[Tensor]:
         """Returns the tensors that are not empty."""
         return [tensor for tensor in self if tensor.numel()]
+
+
+def gather_fields(state: RowState, rows_R: Tensor, slots_SRF: Tensor, next_1: Tensor) -> None:
+    """Writes the message of a step, of fields alone, into the next of S slots. The device counts them, so that a captured graph has
+    no such argument."""
+    slots_SRF.index_copy_(0, next_1, state.fields.index_select(0, rows_R)[None])
+    next_1.add_(1).remainder_(slots_SRF.shape[0])
 
 
 def gather_tokens(state: RowState, rows_R: Tensor, message: TokenMessage) -> None:
@@ -178,23 +186,60 @@ class TokenSender:
 
     A slot is filled again as many steps later as there are parts of the sequence of layers, and needs no event for that: by then
     each other rank has accepted the tokens sent from it, before the layers of the step (`ReceivedTokens.begin`), whose hidden
-    states come here before its tokens are sampled."""
+    states come here before its tokens are sampled.
+
+    A message of fields alone is complete with the tokens: sampling writes it (`gathering`), in its captured graph. Codes, which can
+    end rows too, and drafts are made later: with them, the message is written by a launch of its own."""
 
     def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
         self._stream = stage.device.stream(f"{stage.name}-tokens", priority=stage.priority)
-        self._slots = cycle(_token_slots(stage, pipeline.size))
+        self._slots = _token_slots(stage, pipeline.size)
+        self._others = range(pipeline.position)
+        self._next = 0
+        """The slot of the next message."""
+        self._next_1 = stage.device.zeros((1,), torch.int64)
+        """The same, as the device counts."""
+        self._fields_alone = not isinstance(stage.model, CodecModel) and not stage.limits.drafts
+        self._messages: dict[tuple[int, int], TokenMessage] = {}
+        """By slot and number of rows: a view takes the host longer to make than to find."""
 
-    def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
-        """Launches the transfer of a step's tokens. rows_R: its `count` sampled rows; None if it failed."""
-        stage, message = self._stage, TokenMessage.of(next(self._slots), count)
+    def gathering(self, rows_R: Tensor) -> list[Launch]:
+        if not self._fields_alone:
+            return []
+        return [Launch.of(gather_fields, self._stage.rows, rows_R, self._slots[0][:, : rows_R.shape[0]], self._next_1)]
+
+    def count_again(self) -> None:
+        if self._fields_alone:
+            self._stage.device.launch(self._stage.stream, set_counter, self._next_1, self._next)
+
+    def transfer(self, step: int, rows_R: Tensor | None, count: int, made: Event | None) -> None:
+        """Launches the transfer of a step's tokens. rows_R: its `count` sampled rows; None if it failed. made: as in
+        `TokenHandoff`; None if it failed."""
+        stage, message = self._stage, self._message(self._next, count)
+        self._next = (self._next + 1) % self._pipeline.size
+        if rows_R is None or not self._fields_alone:
+            made = self._written(rows_R, message)
+        assert made is not None
+        sent = (message.fields_RF,) if self._fields_alone else message.sent
+        stage.device.wait(self._stream, made)
+        stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, self._others, sent)
+
+    def _message(self, slot: int, count: int) -> TokenMessage:
+        message = self._messages.get((slot, count))
+        if message is None:
+            message = TokenMessage.of(tuple(tensor[slot] for tensor in self._slots), count)
+            self._messages[slot, count] = message
+        return message
+
+    def _written(self, rows_R: Tensor | None, message: TokenMessage) -> Event:
+        """Launches what writes a message, and returns the event after it."""
+        stage = self._stage
         if rows_R is None:
             stage.device.launch(stage.stream, void_tokens, stage.rows, stage.limits.null_row, message)
         else:
             stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, message)
-        stage.device.wait(self._stream, stage.device.record(stage.stream))
-        others = range(self._pipeline.position)
-        stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, others, message.sent)
+        return stage.device.record(stage.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +271,8 @@ class ReceivedTokens:
         self._stage, self._pipeline = stage, pipeline
         self._stream = stage.device.stream(f"{stage.name}-tokens", priority=stage.priority)
         self._arriving: deque[PendingTokens] = deque()
-        slots = _token_slots(stage, pipeline.size + 1)
-        self._ring = SlotRing(stage.device, slots, self._stream, stage.stream)
+        slots = zip(*_token_slots(stage, pipeline.size + 1), strict=True)
+        self._ring = SlotRing(stage.device, list(slots), self._stream, stage.stream)
 
     @property
     def awaited(self) -> PendingTokens | None:
@@ -244,7 +289,7 @@ class ReceivedTokens:
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff | None:
         return None
 
-    def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
+    def transfer(self, step: int, rows_R: Tensor | None, count: int, made: Event | None) -> None:
         """Launches the transfer of the tokens of a step, which samples `count` rows."""
         arrivals = PendingReceives()
 
@@ -273,7 +318,8 @@ def token_source(
     if pipeline is None:
         return LocalTokens(stage, processors), None
     if pipeline.last:
-        return LocalTokens(stage, processors), TokenSender(stage, pipeline)
+        sender = TokenSender(stage, pipeline)
+        return LocalTokens(stage, processors, sender), sender
     source = ReceivedTokens(stage, pipeline)
     return source, source
 
@@ -284,12 +330,12 @@ def decoder_of(model: ArModel) -> DecoderLayers:
     return decoder
 
 
-def _token_slots(stage: Resources, slots: int) -> list[tuple[Tensor, ...]]:
-    """Allocates the slots of a ring, each for the tensors of a `TokenMessage`."""
+def _token_slots(stage: Resources, slots: int) -> tuple[Tensor, ...]:
+    """Allocates the slots of a ring: the tensors of a `TokenMessage` of all rows, with the slot as their first dimension."""
     rows, zeros = stage.limits.rows, stage.device.zeros
     codes, drafts = next_width(stage.model), DRAFT_FIELDS + stage.limits.drafts if stage.limits.drafts else 0
     shapes = ((ROW_FIELDS, torch.int64), (codes, stage.dtype), (drafts, torch.int64))
-    return [tuple(zeros((rows, width), dtype) for width, dtype in shapes) for _ in range(slots)]
+    return tuple(zeros((slots, rows, width), dtype) for width, dtype in shapes)
 
 
 def _entries(slot_NTD: Tensor, tokens: int) -> list[Tensor]:

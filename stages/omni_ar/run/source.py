@@ -51,16 +51,31 @@ class TokenSource(Protocol):
         """Drops the pending tokens of the newest step, which failed half-way; its rows start again."""
 
 
+class TokenGathering(Protocol):
+    """Gathers the state of the sampled rows for other ranks."""
+
+    def gathering(self, rows_R: Tensor) -> list[Launch]:
+        """Its launches, which follow those of sampling."""
+
+    def count_again(self) -> None:
+        """Sets what these launches count, which may have run for no step, or not for one that failed."""
+
+
 class LocalTokens:
     """Samples locally. `accept_tokens` writes the tokens directly into host memory, so the token point is an event that waits for
     no later work on the main stream. A copy would cost three more host calls per step. `post_update`, the rows' counts, precedes
-    the token point: the token is a few microseconds later, but the host launches a single graph."""
+    the token point, and so does `gather_fields` where tokens are sent to other ranks: the token is a few microseconds later, but
+    the host launches a single graph."""
 
     gives_logits = True
 
-    def __init__(self, stage: Resources, processors: Sequence[NamedProcessor] = ()) -> None:
+    def __init__(
+        self, stage: Resources, processors: Sequence[NamedProcessor] = (), sender: TokenGathering | None = None
+    ) -> None:
+        """sender: of the tokens, to ranks with other layers."""
         self._stage = stage
         self._processors = processors
+        self._sender = sender
         # The key is the number of drafts.
         self._graphs = CapturedGraphs[int, Graph](stage.name)
         # Its slots follow `RowState.counter`, which the device counts.
@@ -72,7 +87,7 @@ class LocalTokens:
 
     def capture(self, rows_B: Tensor, advance_B: Tensor, drafts: int) -> None:
         size, stage = rows_B.shape[0], self._stage
-        sampling = self._sampling(rows_B, advance_B, drafts, EVERYTHING, None)
+        sampling = self._launches(rows_B, advance_B, drafts, EVERYTHING, None)
         name = graph_name(f"{stage.name}-sample", size, drafts)
         self._graphs.add(drafts, size, stage.device.capture(stage.stream, name, sampling))
         self._set_counter()  # capturing may have run steps
@@ -85,7 +100,7 @@ class LocalTokens:
         if graph is not None:
             self._stage.device.replay(self._stage.stream, graph)
         else:
-            sampling = self._sampling(context.rows_R, context.advance_R, context.drafts, context.flags, context.edits)
+            sampling = self._launches(context.rows_R, context.advance_R, context.drafts, context.flags, context.edits)
             self._stage.device.enqueue(self._stage.stream, sampling)
         if frames is not None:
             frames(context)
@@ -101,6 +116,12 @@ class LocalTokens:
             self._graphs.log_uncaptured("sampling steps with logits processors or structured outputs")
             return None
         return self._graphs.find(context.drafts, context.padded)[1]
+
+    def _launches(
+        self, rows_R: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags, edits: StepEdits | None
+    ) -> list[Launch]:
+        gathering = self._sender.gathering(rows_R) if self._sender is not None else []
+        return [*self._sampling(rows_R, advance_R, drafts, flags, edits), *gathering]
 
     def _sampling(
         self, rows_R: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags, edits: StepEdits | None
@@ -150,6 +171,8 @@ class LocalTokens:
 
     def _set_counter(self) -> None:
         self._stage.device.launch(self._stage.stream, set_counter, self._stage.rows.counter, self._handoffs.next_slot)
+        if self._sender is not None:
+            self._sender.count_again()
 
 
 def graph_name(phases: str, size: int, drafts: int) -> str:

@@ -361,14 +361,17 @@ class ArWorker(MailboxWorker[ArRequest]):
         return self._timed("process_outputs", self._output_processor.poll)
 
     def _launch(self, plan: StepPlan) -> None:
-        span, stream = self._runner.device.host_span, self._runner.stream
+        device, stream = self._runner.device, self._runner.stream
+        span = device.host_span
         prefilled = sum(chunk.length for chunk in plan.chunks)
         drafts = {"drafts": plan.drafts} if self._limits.drafts else {}
         try:
-            with span(stream, "execute_model", step=plan.step, decodes=len(plan.decodes), prefill=prefilled, **drafts):
-                context = self._runner.execute_model(plan)
-            with span(stream, "sample_tokens", step=plan.step):
-                step = self._runner.sample_tokens(context)
+            with device.on(stream):
+                numbers = {"decodes": len(plan.decodes), "prefill": prefilled, **drafts}
+                with span(stream, "execute_model", step=plan.step, **numbers):
+                    context = self._runner.execute_model(plan)
+                with span(stream, "sample_tokens", step=plan.step):
+                    step = self._runner.sample_tokens(context)
         except LostRankError:
             raise  # no further step can succeed: the error ends the engine
         except BaseException as error:

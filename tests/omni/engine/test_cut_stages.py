@@ -47,6 +47,9 @@ class With(Ranks):
         self.asked.append(name)
         return min(number, self.others[name])
 
+    def all_gather_text(self, name: str, text: str) -> list[str]:
+        raise AssertionError("not asked for")
+
 
 def ranks(rank: int = 0, **others: int) -> With:
     return With(rank=rank, size=2, communicator=Talks(rank, 2), channel=SilentChannel(), others=others)

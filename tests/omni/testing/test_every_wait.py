@@ -54,7 +54,7 @@ OF_TIMERS = {"omni.device.cuda.CudaTimer.probe#1", "omni.timeline.recorder.Recor
 
 OF_RANKS = {
     "omni.parallel.peers._exchange#1",
-    "omni.parallel.rendezvous._all_reduce_min#1",
+    "omni.parallel.rendezvous._all_gather_text#1",
     "omni.parallel.torch_group.open_communicator#1",
     "omni.parallel.torch_group._Transfer.arrived#1",
     "omni.parallel.torch_group._Transfer.wait#1",

@@ -2,13 +2,15 @@
 
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from omni.device import Device, DeviceTimer, Event, Launch, Stream
 from omni.device.cpu import CpuDevice
-from omni.timeline import MAIN, Timeline
+from omni.timeline import MAIN, Timeline, recorder
+from omni.timeline.trace import RECORDING
 
 # A device that runs launches at once, and reports later times by a clock of its own.
 
@@ -26,11 +28,13 @@ class LateStamp:
 class LateTimer:
     """rate, offset: of the device's clock over the host's. late: nanoseconds from a stamp until the device reaches it.
 
-    given: stamps that were given out and not back. reached: the number of the first stamp that is not done; tests move it.
+    given: stamps that were given out and not back. back: those that were given back. reached: the number of the first stamp that is
+    not done; tests move it.
     """
 
     def __init__(self, rate: float, offset: int, late: int) -> None:
         self.given: list[LateStamp] = []
+        self.back: list[Event] = []
         self.stamps = 0
         self.reached = 0
         self._rate = rate
@@ -54,6 +58,7 @@ class LateTimer:
         return second.at - first.at
 
     def give_back(self, stamp: Event) -> None:
+        self.back.append(stamp)
         self.given = [one for one in self.given if one is not stamp]
 
     def probe(self) -> tuple[LateStamp, int, int]:
@@ -216,6 +221,52 @@ def test_events_are_read_when_they_are_done_and_never_waited_for():
     assert all(span.ran.start >= span.launched.end for span in trace.phases)
     timeline.start()
     assert not device.clock.given
+
+
+def test_host_spans_have_the_time_in_which_phases_were_recorded():
+    """By a clock that only recording moves: a stamp takes 5 us, and the work of a phase 100."""
+    device = LateDevice()
+    now, timer, stream = [0], device.clock, device.stream("s")
+    stamp = timer.stamp
+
+    def slow_stamp(stream: Stream) -> LateStamp:
+        now[0] += 5_000
+        return stamp(stream)
+
+    def work() -> None:
+        now[0] += 100_000
+
+    timeline = Timeline(device)
+    timeline.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timer, "stamp", slow_stamp)
+        patch.setattr(recorder, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+        with device.host_span(stream, "outer"):
+            device.launch(stream, work)
+            with device.host_span(stream, "inner"):
+                device.launch(stream, work)
+                device.moment(stream, "done")
+    inner, outer = timeline._recorder.did
+    assert (inner.ended - inner.began, inner.numbers[RECORDING]) == (115_000, 15_000)
+    assert (outer.ended - outer.began, outer.numbers[RECORDING]) == (225_000, 25_000)
+
+
+@pytest.mark.parametrize("reached", [0, 3])
+def test_a_moment_has_one_event_which_is_used_again_once(reached: int):
+    device = LateDevice()
+    timeline, stream = Timeline(device), device.stream("s")
+    timeline.start()
+    device.launch(stream, touch, torch.zeros(2))
+    device.moment(stream, "done")
+    assert device.clock.stamps == len(device.clock.given) == 3
+    device.clock.reached = reached
+    trace = timeline.stop()
+    if reached:
+        assert [span.phase for span in trace.phases] == ["touch", "done"]
+        assert trace.phases[1].ran.start == trace.phases[1].ran.end
+    timeline.start()
+    back = device.clock.back
+    assert len(back) == len({id(stamp) for stamp in back}) == 3, "a start gives unread ones back"
 
 
 def test_unread_events_are_bounded():

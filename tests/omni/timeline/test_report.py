@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from omni.device import PhaseCategory
 from omni.timeline import MAIN, HostSpan, Interval, PhaseSpan, Trace
 from omni.timeline.report import Decoding, PhaseReport, Spread, make_report, report_lines
-from omni.timeline.trace import Busy, steps_of
+from omni.timeline.trace import RECORDING, Busy, steps_of
 from omni.utils.draft_counts import DraftCounts
 from tests.omni.timeline.made_trace import LAUNCH, PHASES, STEP, made_step, made_trace
 
@@ -116,6 +116,18 @@ def test_host_time_of_both_halves_of_a_step():
     host = {one.name: one.took for one in make_report(made_trace(GAPS)).host}
     assert (host["execute_model"].count, host["execute_model"].p50) == (5, 36.0)
     assert host["sample_tokens"].p99 == 73.0
+
+
+def test_host_time_without_that_of_recording():
+    trace = made_trace(GAPS)
+    assert all(one.unrecorded is None for one in make_report(trace).host), "it was not measured"
+    host = [replace(span, numbers={**span.numbers, RECORDING: 20_000}) for span in trace.host]
+    report = make_report(replace(trace, host=tuple(host)))
+    for one in report.host:
+        assert one.unrecorded is not None
+        assert one.unrecorded.p50 == pytest.approx(one.took.p50 - 20)
+        assert one.unrecorded.count == one.took.count
+    assert "\n".join(report_lines(report)).count("without recording") == len(report.host)
 
 
 def test_drafts_of_all_steps():

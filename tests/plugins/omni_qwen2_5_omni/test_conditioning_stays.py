@@ -99,7 +99,7 @@ class NappingCuda(CudaDevice):
     """Rests before each graph: tiny steps would be over before the host can launch another."""
 
     def replay(self, stream: Stream, graph: Graph) -> None:
-        with self._on(stream):
+        with self.on(stream):
             torch.cuda._sleep(_NAP)
         super().replay(stream, graph)
 

@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from omni.device import CpuDevice
+from omni.device import CpuDevice, Device
 from omni.errors import ConfigError, LostRankError, ReturnedError, StageError
 from omni.parallel import RankLayout, SilentCommunicator
 from omni.payload import Payload
@@ -30,6 +30,7 @@ from omni_ar.run.phases import compute_logits
 from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
 from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part, part_of
+from tests.support.devices import WarmingDevice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import SLOW, few
 
@@ -52,14 +53,16 @@ class Pipelined:
         kind: type[Deep] = Deep,
         fails: Mapping[int, tuple[str, int]] | None = None,
         seconds: float = PATIENCE_SECONDS,
+        device: Device | None = None,
         **more: Any,
     ) -> None:
-        """kind: of the model. fails: by rank, as of `Deep`. seconds: time for another rank to come. more: of `ArDriver`."""
+        """kind: of the model. fails: by rank, as of `Deep`. seconds: time for another rank to come. device: of rank 0. more: of
+        `ArDriver`."""
         layout = RankLayout(pipeline=size)
         ranks = thread_ranks(layout, seconds)
         faults = fails or {}
         models = [part_of(partial(kind, faults.get(rank)), layout.position(rank), size, layers) for rank in range(size)]
-        self.driver = ArDriver(models[0], CpuDevice(), options, ranks=ranks[0], **more)
+        self.driver = ArDriver(models[0], device or CpuDevice(), options, ranks=ranks[0], **more)
         self.threads: list[RankThread] = []
         for model, own in zip(models[1:], ranks[1:], strict=True):
             with torch.inference_mode():
@@ -143,6 +146,17 @@ def test_tokens_are_those_of_the_whole(
     cut.run()
     assert cut.driver.all_tokens(len(PROMPTS)) == expected
     assert "num_blocks" not in changes or cut.driver.counter("preemptions") > 0
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_captures_that_run_leave_tokens_in_the_right_slots(times: int, expected: list[list[int]]) -> None:
+    """Of three slots, after so many runs for each of one or two sizes."""
+    for sizes in ((4,), (4, 2)):
+        options = replace(OPTIONS, graph_batch_sizes=sizes)
+        cut = Pipelined(3, options, device=WarmingDevice(times), captured=True)
+        cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+        cut.run()
+        assert cut.driver.all_tokens(len(PROMPTS)) == expected
 
 
 class Louder(Deep):

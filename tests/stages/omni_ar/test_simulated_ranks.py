@@ -10,7 +10,7 @@ import pytest
 from omni.parallel import RankLayout, Ranks
 from omni_ar.options import ArOptions
 from omni_ar.run import pipeline
-from omni_ar.run.pipeline import ReceivedTokens
+from omni_ar.run.pipeline import ReceivedTokens, TokenSender
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.state import Resources
 from omni_ar.run.transfers import InputTransfers, StepTransfers
@@ -186,6 +186,7 @@ def fewer_slots(than: int, by: int) -> Callable[[Resources, int], object]:
 
 
 RULES: dict[str, tuple[object, str, object]] = {
+    "tokens are gathered before they are sent": (TokenSender, "gathering", lambda self, rows_R: []),
     "a step waits for the tokens that it needs": (StepPlan, "newest_input", 0),
     "tokens are accepted in order": (ReceivedTokens, "begin", newest_first),
     "slots for the tokens that are on their way": (pipeline, "_token_slots", fewer_slots(PARTS + 1, by=2)),
@@ -254,14 +255,17 @@ def unfinished(rank: int) -> Callable[[StepTransfers], None]:
     return finish_elsewhere
 
 
-OF_FAILED_STEPS = {f"rank {rank} passes its transfers": unfinished(rank) for rank in range(PARTS)}
+OF_FAILED_STEPS: dict[str, tuple[object, str, object]] = {
+    **{f"rank {rank} passes its transfers": (StepTransfers, "finish", unfinished(rank)) for rank in range(PARTS)},
+    "the device counts slots as the host does": (TokenSender, "count_again", lambda self: None),
+}
 
 
 @pytest.mark.plants_faults
 @pytest.mark.parametrize("rule", few(1, OF_FAILED_STEPS))
 def test_without_the_rule_a_failed_step_harms_others(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(StepTransfers, "finish", OF_FAILED_STEPS[rule])
+        patch.setattr(*OF_FAILED_STEPS[rule])
         caught = next(seed for seed in range(SEEDS) if found_out(seed, plan=Scenario.failing))
     run_seed(caught, pipeline=PARTS, plan=Scenario.failing)
 
