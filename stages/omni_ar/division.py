@@ -20,17 +20,20 @@ _OTHER = 2**62
 
 _CLOSE = 1.01
 """Ratio up to which two times count as equal."""
+_UNTIMED = 1.02
+"""Time of the last part's step, over that of its trial, which takes no hidden states from another rank and sends it no tokens:
+0.15 of 7 ms on two H200."""
 
 
 def balanced_layers(num_layers: int, layers: Sequence[int], times: Sequence[float]) -> tuple[int, ...]:
     """The numbers of layers with which the slowest part takes the least time. Among equally good divisions, that with the fewest
-    layers in the last part, since this part also sends the tokens to the others and to the host, which its time does not include.
+    layers in the last part, since tokens wait for it alone.
 
     layers, times: numbers of layers of each part, and the time of its step with them. The time of the last part beyond its layers
     is for logits, sampling and codes."""
     parts = len(layers)
     layer = sum(times[:-1]) / sum(layers[:-1])
-    beyond = max(0.0, times[-1] - layers[-1] * layer)
+    beyond = max(0.0, times[-1] * _UNTIMED - layers[-1] * layer)
 
     def slowest(last: int) -> float:
         return max(last * layer + beyond, -(-(num_layers - last) // (parts - 1)) * layer)

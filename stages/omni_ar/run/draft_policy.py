@@ -13,9 +13,6 @@ _POSITIONS = 0.2
 for three drafts of 1 to 64 rows (benchmarks/results/2026-11-26-drafts-h200.md)."""
 _OTHER_WEIGHTS = 2.6
 """Time of a step but for its experts, relative to that of reading the other weights; measured at one row."""
-_FURTHER_EXPERTS = 0.75
-"""Experts that the positions of drafts read besides those of the newest tokens, relative to random choices. Tokens that follow each
-other share some: measured are 0.78 at one row, and fewer with more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +46,12 @@ class DraftPolicy:
         return gain > 0 and gain >= self.added_time(len(gains)) * len(gains)
 
     def added_time(self, rows: int) -> float:
-        """Time that drafts add to a decode step of `rows` rows, relative to one without."""
+        """Time that drafts add to a decode step of `rows` rows, relative to one without. For experts it is an upper bound, as if
+        tokens chose at random: those that follow each other share some."""
         if not self.adaptive:
             return 0.0
         if self.experts is None:
             return _POSITIONS
         share, share_with = self.experts.share_used(rows), self.experts.share_used(rows * (1 + self.drafts))
         others = _OTHER_WEIGHTS / self.experts.weights
-        return _POSITIONS + _FURTHER_EXPERTS * (share_with - share) / (others + share)
+        return _POSITIONS + (share_with - share) / (others + share)

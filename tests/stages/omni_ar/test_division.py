@@ -42,7 +42,9 @@ from tests.support.tiny_text import write_text_model
     [
         (48, (24, 24), (24.0, 24.0), (24, 24)),
         (48, (24, 24), (24.0, 28.0), (26, 22)),
-        (48, (24, 24), (2.4, 4.8), (36, 12)),
+        (48, (24, 24), (2.4, 4.8), (37, 11)),
+        # Half a layer longer: two hundredths are not in its time.
+        (48, (24, 24), (6.67, 6.80), (25, 23)),
         # Beyond the layers, the last part takes longer than all of them.
         (48, (24, 24), (24.0, 90.0), (47, 1)),
         # Faster than its layers alone would be: measured imprecisely.
