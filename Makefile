@@ -82,7 +82,7 @@ surface:
 
 # The third-party distributions in examples/ are what `omni new` writes. After a change of omni/cli/new/templates:
 examples: $(INSTALLED)
-	for each in family:pocket stage:scorer connector:inline processor:variety; do \
+	for each in family:pocket stage:scorer connector:inline processor:variety drafter:usual; do \
 		kind=$${each%:*} name=$${each#*:} && rm -rf examples/$$kind build/omni-$$name && \
 		$(BIN)/omni new $$kind $$name --into build && mv build/omni-$$name examples/$$kind || exit 1; done
 

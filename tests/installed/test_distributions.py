@@ -17,11 +17,11 @@ from tests.installed.environment import Environment, build_wheel, build_wheels
 from tests.support.entry_points import REPOSITORY
 
 pytestmark = pytest.mark.thorough
-EXAMPLES = {"family": "pocket", "stage": "scorer", "connector": "inline", "processor": "variety"}
+EXAMPLES = {"family": "pocket", "stage": "scorer", "connector": "inline", "processor": "variety", "drafter": "usual"}
 """Of each kind, the name of the distribution in examples/, which `omni new` writes."""
 TUTORIALS = {"extension": "moods", "plugin": "bigram", "speech": "plain_tts"}
 """By folder of examples/, the name of the distribution."""
-TESTED = ("pocket", "scorer", "variety")
+TESTED = ("pocket", "scorer", "variety", "usual")
 """Those whose own tests run by default. The connector's take longer; those of moods run in the checkout too; two have none."""
 COMMANDS = """
 import json

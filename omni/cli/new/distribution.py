@@ -89,6 +89,7 @@ def _taken(kind: Kind, name: str, plugins: Plugins) -> str | None:
         Kind.STAGE: {"stage kind": plugins.kinds.owners, "pipeline extension": plugins.extensions.owners},
         Kind.CONNECTOR: {"connector": plugins.connectors.owners},
         Kind.PROCESSOR: {"logits processor": plugins.processors.owners},
+        Kind.DRAFTER: {"drafter": plugins.drafters.owners},
     }
     for what, by_name in owners[kind].items():
         if name in by_name:

@@ -10,3 +10,4 @@ class Kind(StrEnum):
     STAGE = "stage"
     CONNECTOR = "connector"
     PROCESSOR = "processor"
+    DRAFTER = "drafter"

@@ -189,7 +189,7 @@ class OutputProcessor:
                 verified, gain = DraftHandoffFields(*result[-REPORTED:])
                 if step.proposes:
                     request.draft_reports.report(gain)
-                _correct_bounds(scheduled, step.drafts, count)
+                _correct_bounds(request, step.drafts, count)
             if not request.status.takes_tokens:
                 self.discarded += count
                 continue
@@ -254,7 +254,7 @@ class OutputProcessor:
             if taken is not None:
                 return taken, "stop"
         if request.table is None:
-            request.reset_for_recompute()  # preempted meanwhile: it continues after these tokens
+            request.reset_for_recompute()  # preempted meanwhile: it and its bounds continue after these tokens
         if status.finished:
             self.emit_withheld(request)
             return len(ids), status.reason
@@ -378,10 +378,9 @@ def _read_tokens(handoff: TokenHandoff, count: int) -> list[list[int]]:
     return results
 
 
-def _correct_bounds(scheduled: ScheduledRequest, drafts: int, count: int) -> None:
+def _correct_bounds(request: ArRequest, drafts: int, count: int) -> None:
     """Corrects the request's bounds by the number of tokens that a step gave. drafts: that the step had room for."""
-    request = scheduled.request
-    if drafts and request.table is scheduled.table:  # otherwise it was preempted meanwhile, and its counts start again
+    if drafts:
         request.num_computed_tokens -= 1 + drafts - count
         request.num_scheduled_outputs += count - 1
 

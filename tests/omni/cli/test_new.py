@@ -13,11 +13,17 @@ from omni.cli import app
 from omni.cli.new.distribution import files
 from omni.cli.new.kind import Kind
 from omni.plugin.manager import Plugins, load_plugins
-from tests.support.entry_points import REPOSITORY, entry_points_of
+from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
 
 pytestmark = pytest.mark.usefixtures("installed")
 
-EXAMPLES = {Kind.FAMILY: "pocket", Kind.STAGE: "scorer", Kind.CONNECTOR: "inline", Kind.PROCESSOR: "variety"}
+EXAMPLES = {
+    Kind.FAMILY: "pocket",
+    Kind.STAGE: "scorer",
+    Kind.CONNECTOR: "inline",
+    Kind.PROCESSOR: "variety",
+    Kind.DRAFTER: "usual",
+}
 """The names of the distributions in `examples/`."""
 
 
@@ -60,6 +66,8 @@ def registered(kind: Kind, plugins: Plugins) -> list[Mapping[str, object]]:
             return [plugins.connectors.entries]
         case Kind.PROCESSOR:
             return [plugins.processors.entries]
+        case Kind.DRAFTER:
+            return [plugins.drafters.entries]
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -119,6 +127,12 @@ def test_names_that_are_refused(kind: str, name: str, message: str, tmp_path: Pa
     line = refused(kind, name, "--into", str(tmp_path / "new"))
     assert re.fullmatch(f"NAME: {message}", line), line
     assert not list(tmp_path.iterdir())
+
+
+def test_names_of_drafters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: own_entry_points("ar"))
+    line = refused("drafter", "ngram", "--into", str(tmp_path))
+    assert line == "NAME: 'ngram' is a drafter of 'ar'; use another name"
 
 
 @pytest.mark.parametrize("existing", ["empty folder", "file", "broken link"])

@@ -1,10 +1,11 @@
 """The distribution of tokens with drafts is that of plain sampling: chi-square of many draws against transformers' probabilities,
-of the token at each place of a run, given the accepted drafts before it."""
+of the token at each place of a run, given the tokens before it and the draft in its place."""
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,23 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     },
 }
 SETTINGS = [(name, number) for number in range(3) for name in PARAMETERS]
+Text = tuple[int, ...]
+Drawn = dict[tuple[Text, int], NDArray[np.int64]]
+"""Times that each id follows a text where a draft has its place, `[V]`: the draft attracts no id."""
+Bias = Callable[[Tensor, Tensor, Tensor], None]
+
+
+def accepts_any_draft(sampled_RJ: Tensor, drafts_RK: Tensor, is_biased_R: Tensor) -> None:
+    """The biased rows accept all drafts, and continue behind tokens that are not these."""
+    drafts_RK[is_biased_R] = sampled_RJ[is_biased_R, :DRAFTS]
+
+
+def draws_the_draft(sampled_RJ: Tensor, drafts_RK: Tensor, is_biased_R: Tensor) -> None:
+    """The first token of the biased rows is their draft, whatever was drawn."""
+    sampled_RJ[is_biased_R, 0] = drafts_RK[is_biased_R, 0]
+
+
+BIASES = (accepts_any_draft, draws_the_draft)
 
 
 @dataclass(frozen=True)
@@ -77,38 +95,55 @@ class Setting:
     number: int
 
     @cached_property
-    def logits_JV(self) -> Tensor:
-        return torch.randn(1 + DRAFTS, VOCAB, generator=torch.Generator().manual_seed(self.number))
+    def logits_JUV(self) -> Tensor:
+        """At each place, after each token: a run that continues behind another token than its draft has other probabilities."""
+        return torch.randn(1 + DRAFTS, VOCAB, VOCAB, generator=torch.Generator().manual_seed(self.number))
+
+    def chances(self, text: Text, forgets: bool = False) -> NDArray[np.float64]:
+        """Probabilities of the token after `text`. forgets: whether penalties and the like leave `text` out."""
+        params = resolved(VOCAB, **PARAMETERS[self.asked])
+        logits_V = self.logits_JUV[len(text), (*OUTPUTS, *text)[-1]]
+        ruled_V = reference_logits(logits_V, params, PROMPT, OUTPUTS if forgets else (*OUTPUTS, *text))
+        return reference_warp(ruled_V, params).double().softmax(-1).numpy()
 
     @cached_property
-    def expected(self) -> tuple[tuple[int, ...], list[NDArray[np.float64]]]:
-        """Drafts, and the probabilities of the token at each place. Of each place the draft is the likeliest id that does not stop
-        the row, the second or the third, by turns."""
-        drafts: tuple[int, ...] = ()
-        chances: list[NDArray[np.float64]] = []
-        params = resolved(VOCAB, **PARAMETERS[self.asked])
-        stops = params.stop_token_ids or ()
-        for place, logits_V in enumerate(self.logits_JV):
-            ruled_V = reference_logits(logits_V, params, PROMPT, (*OUTPUTS, *drafts))
-            chances.append(reference_warp(ruled_V, params).double().softmax(-1).numpy())
-            order = [token for token in np.argsort(-chances[-1]).tolist() if token not in stops]
-            drafts = (*drafts, order[(place + self.number) % 3])
-        return drafts[:DRAFTS], chances
+    def drafts_NK(self) -> Tensor:
+        """What rows draft, with equal probability. At each place half of them draft the likeliest id that does not stop the row, so
+        that later places are reached; the others draft the third, or the least likely that is possible."""
+        stops = resolved(VOCAB, **PARAMETERS[self.asked]).stop_token_ids or ()
 
-    def draws(self, count: int, share: float = 0.0) -> NDArray[np.int64]:
-        """Times that each id is the token at each place, `[J, V]`. share: of draws that accept the first draft whatever was
-        drawn."""
-        drafts, _ = self.expected
-        state = self._state(drafts)
-        counted_JV = np.zeros((1 + DRAFTS, VOCAB), np.int64)
+        @cache
+        def choices(text: Text) -> tuple[int, int, int]:
+            chances_V = self.chances(text)
+            order = [token for token in np.argsort(-chances_V).tolist() if token not in stops and chances_V[token]]
+            return order[0], order[min(2, len(order) - 1)], order[-1]
+
+        found: list[Text] = []
+        for picks in itertools.product((0, 0, 1, 2), repeat=DRAFTS):
+            text: Text = ()
+            for pick in picks:
+                text = (*text, choices(text)[pick])
+            found.append(text)
+        return torch.tensor(found)
+
+    def draws(self, count: int, bias: Bias | None = None, share: float = 0.0) -> Drawn:
+        """share: of draws with the bias."""
+        state = self._state()
+        counted = [np.zeros((VOCAB ** (place + 1), VOCAB), np.int64) for place in range(1 + DRAFTS)]
         for first in range(0, count, ROWS):
-            for sampled_RJ, counts_R in self._batch(state, first, share):
-                for place in range(1 + DRAFTS):
-                    reached = sampled_RJ[counts_R > place, place].numpy()
-                    counted_JV[place] += np.bincount(reached, minlength=VOCAB)
-        return counted_JV
+            sampled_RJ, drafts_RJ, counts_R = self._batch(state, first, bias, share)
+            text_R = np.zeros(ROWS, np.int64)
+            for place, (token_R, draft_R) in enumerate(zip(sampled_RJ.T, drafts_RJ.T, strict=True)):
+                cell_R = ((text_R * VOCAB + draft_R) * VOCAB + token_R)[counts_R > place]
+                counted[place] += np.bincount(cell_R, minlength=counted[place].size).reshape(-1, VOCAB)
+                text_R = text_R * VOCAB + token_R
+        return dict(_by_text(counted))
 
-    def _state(self, drafts: tuple[int, ...]) -> RowState:
+    def chance(self, drawn: Drawn, forgets: bool = False) -> float:
+        """The p-value of all places together."""
+        return chance_of(drawn.values(), [self.chances(text, forgets) for text, _ in drawn])
+
+    def _state(self) -> RowState:
         options = ArOptions(max_num_seqs=ROWS, max_model_len=64, drafter="ngram", draft_tokens=DRAFTS)
         model = SmallText(vocab=VOCAB)
         state = allocate_rows(CpuDevice(), model, Limits.of("text", options, model.shape), torch.float32)
@@ -116,15 +151,18 @@ class Setting:
         # Room for more words and biases is not used here, and takes most of the time.
         few_words, few_ids = sampling.bad_words[:, :4], (sampling.bias_ids[:, :4], sampling.biases[:, :4])
         sampling = dataclasses.replace(sampling, bad_words=few_words, bias_ids=few_ids[0], biases=few_ids[1])
-        assert state.drafts is not None
-        state.drafts.drafts[:ROWS] = torch.tensor(drafts)
         state.columns.limit.fill_(50)
         return dataclasses.replace(state, sampling=sampling)
 
-    def _batch(self, state: RowState, first: int, share: float) -> Iterator[tuple[Tensor, Tensor]]:
-        rows_R = torch.arange(ROWS)
+    def _batch(
+        self, state: RowState, first: int, bias: Bias | None, share: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """What rows draw at each place, their drafts there, 0 at the last, and how many tokens each accepts."""
+        rows_R, draw = torch.arange(ROWS), torch.Generator().manual_seed(first)
         drafts = state.drafts
         assert drafts is not None
+        drafts_RK = self.drafts_NK[torch.randint(len(self.drafts_NK), (ROWS,), generator=draw)]
+        drafts.drafts[:ROWS] = drafts_RK
         state.sampling.seed.copy_(first + rows_R)
         state.columns.active.fill_(1)
         state.columns.outputs.fill_(len(OUTPUTS))
@@ -132,47 +170,50 @@ class Setting:
         drafts.columns.offered.fill_(DRAFTS)
         flags = flags_of(resolved(VOCAB, **PARAMETERS[self.asked]))
         sampled_RJ = torch.empty(ROWS, 1 + DRAFTS, dtype=torch.int64)
-        sample_positions(state, self.logits_JV.repeat(ROWS, 1), rows_R, flags, None, (), sampled_RJ)
-        biased_R = torch.rand(ROWS, generator=torch.Generator().manual_seed(first)) < share
-        sampled_RJ[biased_R, 0] = drafts.drafts[0, 0]
+        before_RJ = torch.cat([torch.full((ROWS, 1), OUTPUTS[-1]), drafts_RK], 1)
+        logits_RJV = self.logits_JUV[torch.arange(1 + DRAFTS), before_RJ]
+        sample_positions(state, logits_RJV.flatten(0, 1), rows_R, flags, None, (), sampled_RJ)
+        if bias is not None:
+            bias(sampled_RJ, drafts.drafts[:ROWS], torch.rand(ROWS, generator=draw) < share)
         out_RW = torch.zeros(ROWS, handoff_width(1 + DRAFTS, True), dtype=torch.int64)
         accept_drafts(state, rows_R, sampled_RJ, out_RW)
-        yield sampled_RJ, out_RW[:, NUM_TOKENS]
+        drafts_RJ = torch.cat([drafts_RK, torch.zeros(ROWS, 1, dtype=torch.int64)], 1)
+        return sampled_RJ.numpy(), drafts_RJ.numpy(), out_RW[:, NUM_TOKENS].numpy()
 
 
-def chance(setting: Setting, count: int, share: float = 0.0) -> float:
-    """The p-value of all places together."""
-    return chance_of(setting.draws(count, share), setting.expected[1])
+def _by_text(counted: list[NDArray[np.int64]]) -> Iterator[tuple[tuple[Text, int], NDArray[np.int64]]]:
+    for place, counts_NV in enumerate(counted):
+        for code in np.flatnonzero(counts_NV.any(1)).tolist():
+            *text, draft = (code // VOCAB**at % VOCAB for at in reversed(range(place + 1)))
+            yield (tuple(text), draft), counts_NV[code]
 
 
 @pytest.mark.parametrize(("asked", "number"), few(0, SETTINGS, SLOW))
 def test_200_000_draws_are_distributed_as_plain_ones(asked: str, number: int):
     setting = Setting(asked, number)
-    drawn_JV = setting.draws(200_000)
-    assert chance_of(drawn_JV, setting.expected[1]) > 0.001
-    assert drawn_JV.sum(1).min() > 100, "each place is reached"
+    drawn = setting.draws(200_000)
+    assert setting.chance(drawn) > 0.001
+    reached = [sum(each.sum() for (text, _), each in drawn.items() if len(text) == n) for n in range(1 + DRAFTS)]
+    assert min(reached) > 100, "each place is reached"
 
 
+@pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize(("asked", "number"), few(0, SETTINGS, SLOW))
-def test_a_bias_of_two_percent_fails(asked: str, number: int):
-    assert chance(Setting(asked, number), 200_000, share=0.02) < 0.001
+def test_a_bias_of_two_percent_fails(asked: str, number: int, bias: Bias):
+    setting = Setting(asked, number)
+    assert setting.chance(setting.draws(200_000, bias, share=0.02)) < 0.001
 
 
 @pytest.mark.parametrize("asked", ["temperature", "all filters", "all penalties"])
 def test_draws_are_distributed_as_plain_ones(asked: str):
     setting = Setting(asked, 1)
-    assert chance(setting, 20_000) > 0.001
-    assert chance(setting, 20_000, share=0.06) < 0.001
+    assert setting.chance(setting.draws(40_000)) > 0.001
+    for bias in BIASES:
+        assert setting.chance(setting.draws(40_000, bias, share=0.02)) < 0.001
 
 
 @pytest.mark.parametrize("asked", few(2, ["frequency penalty", "repetition penalty", "bad words"], SLOW))
 def test_the_history_of_drafts_matters_to_the_distribution(asked: str):
     """Without the drafts before it, a place has other probabilities."""
-    setting = Setting(asked, 0)
-    params = resolved(VOCAB, **PARAMETERS[asked])
-    drawn_JV = setting.draws(20_000)
-    forgetful = [
-        reference_warp(reference_logits(logits_V, params, PROMPT, OUTPUTS), params).double().softmax(-1).numpy()
-        for logits_V in setting.logits_JV
-    ]
-    assert chance_of(drawn_JV, forgetful) < 0.001
+    setting = Setting(asked, 1)
+    assert setting.chance(setting.draws(60_000), forgets=True) < 0.001
