@@ -9,8 +9,8 @@ from omni_ar.model import ArShape, ExpertShape
 from omni_ar.run.limits import Limits
 
 _POSITIONS = 0.2
-"""Time that the positions of drafts add to a step, relative to one without them, but for further experts. Measured are 0.13 to 0.21
-for three drafts of 1 to 64 rows (benchmarks/results/2026-11-26-drafts-h200.md)."""
+"""Time that the positions of drafts add to a step, relative to one without them, but for further experts. Measured are 0.13 to 0.23
+for three drafts of 1 to 64 rows (benchmarks/results/2026-11-28-drafts-h200.md)."""
 _OTHER_WEIGHTS = 2.6
 """Time of a step but for its experts, relative to that of reading the other weights; measured at one row."""
 

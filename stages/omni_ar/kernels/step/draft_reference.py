@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from omni_ar.kernels.sampling.state import SamplingFlags
-from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, RATE_SHIFT, DraftFields, DraftState, expected_gain
+from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, RATE_SHIFT, DraftFields, DraftState, N, expected_gain
 from omni_ar.kernels.step.handoff import GAIN, IDS, NUM_TOKENS, STATUS, VERIFIED
 from omni_ar.kernels.step.reference import observe
 from omni_ar.kernels.step.state import RowFields, RowState, StepBuffers
@@ -110,7 +110,7 @@ def drafts_of(state: RowState) -> DraftState:
     return state.drafts
 
 
-def moved_rate(rate: Tensor, towards: Tensor) -> Tensor:
+def moved_rate(rate: N, towards: N) -> N:
     return (rate * ((1 << RATE_SHIFT) - 1) + towards) >> RATE_SHIFT
 
 

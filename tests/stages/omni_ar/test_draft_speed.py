@@ -1,0 +1,76 @@
+"""Tokens per second with drafts over those without, by a model of the device: rows whose drafts are right with a probability,
+and the times that an H200 takes for steps with and without room (benchmarks/results/2026-11-28-drafts-h200.md)."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from omni_ar.kernels.step.draft_reference import moved_rate
+from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, expected_gain
+from omni_ar.model import ExpertShape
+from omni_ar.run.draft_policy import DraftPolicy
+from omni_ar.run.draft_reports import DraftReports
+
+DRAFTS, TOKENS = 3, 256
+EXPERTS = DraftPolicy(DRAFTS, ExpertShape(128, 8, 23.6), adaptive=True, has_weights=False)
+DENSE = DraftPolicy(DRAFTS, None, adaptive=True, has_weights=False)
+
+
+@dataclass
+class ModelledRow:
+    rate: int
+    tokens: int = 0
+    reports: DraftReports = field(default_factory=DraftReports)
+
+    def step(self, room: bool, probability: float, draw: random.Random) -> None:
+        likely = self.rate >= LEAST_RATE
+        verified, accepted = (DRAFTS if room and likely else 0), 0
+        for _ in range(max(verified, 1)):  # the first draft is compared in any case
+            hit = draw.random() < probability
+            self.rate = moved_rate(self.rate, RATE_ONE * hit)
+            if not hit:
+                break
+            accepted += 1
+        self.tokens += 1 + min(accepted, verified)
+        self.reports.read()
+        self.reports.report(expected_gain(self.rate, DRAFTS, DRAFTS) if self.rate >= LEAST_RATE else 0)
+
+
+def speed(policy: DraftPolicy, rows: int, added: float, probability: float, seed: int) -> float:
+    draw, batch, time = random.Random(seed), [ModelledRow(policy.start_rate) for _ in range(rows)], 0.0
+    for row in batch:
+        row.reports.restart(policy.start_gain)
+    while min(row.tokens for row in batch) < TOKENS:
+        room = policy.pays([row.reports.gain(0) for row in batch])
+        for row in batch:
+            row.step(room, probability, draw)
+        time += 1.0 + added * room
+    return sum(row.tokens for row in batch) / rows / time
+
+
+# Rows, and the time that room for three drafts was measured to add.
+CASES = [
+    (EXPERTS, 1, 0.78),
+    (EXPERTS, 4, 0.21),
+    (EXPERTS, 16, 0.13),
+    (EXPERTS, 64, 0.21),
+    (DENSE, 1, 0.23),
+    (DENSE, 8, 0.16),
+]
+NAMES = [f"{'experts' if policy.experts else 'dense'}-{rows}" for policy, rows, _ in CASES]
+
+
+@pytest.mark.parametrize(("policy", "rows", "added"), CASES, ids=NAMES)
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+def test_drafts_that_are_often_wrong_take_little_time(policy: DraftPolicy, rows: int, added: float, probability: float):
+    speeds = [speed(policy, rows, added, probability, seed) for seed in range(max(3, 40 // rows))]
+    assert sum(speeds) / len(speeds) > (0.98 if policy.experts else 0.97)
+
+
+@pytest.mark.parametrize(
+    ("policy", "rows", "added", "least"), [(EXPERTS, 1, 0.78, 1.2), (EXPERTS, 16, 0.13, 2.0), (DENSE, 1, 0.23, 1.9)]
+)
+def test_drafts_that_are_mostly_right_are_verified(policy: DraftPolicy, rows: int, added: float, least: float):
+    speeds = [speed(policy, rows, added, 0.7, seed) for seed in range(max(3, 40 // rows))]
+    assert sum(speeds) / len(speeds) > least
