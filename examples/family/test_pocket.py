@@ -25,7 +25,7 @@ def test_tokens_are_those_of_the_reference(folder: Path) -> None:
     check_family(folder, reference=Reference(folder), texts=TEXTS)
 
 
-def test_text_streams(folder: Path) -> None:
+def test_streamed_text_is_that_of_the_whole_result(folder: Path) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     with Omni(folder, device="cpu") as omni:
         pieces = [out.text for out in omni.generate("once", sampling=greedy)]

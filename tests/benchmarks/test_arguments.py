@@ -137,7 +137,7 @@ def test_a_folder_that_takes_no_files_is_refused(arguments: ModuleType, tmp_path
         assert f"{folder!r} cannot be a folder to write to: " in refused(arguments.output_folder, folder)
 
 
-def test_devices(arguments: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_missing_is_refused(arguments: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     of = arguments.device_here("--device cpu")
     assert [of(name) for name in ("cpu", "cuda", "cuda:0")] == ["cpu", "cuda", "cuda:0"]

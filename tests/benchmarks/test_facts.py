@@ -17,7 +17,7 @@ def _has_facts(line: str) -> bool:
     return all(part.startswith(name) for name, part in zip(FACTS, line.split(", "), strict=True))
 
 
-def test_load(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_prints_facts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run_script(monkeypatch, "load", "--gigabytes", "0.03", "--shard", "0.01", "--device", "cpu")
     first, again, facts = capsys.readouterr().out.splitlines()
     assert first.startswith("first: ")
@@ -25,7 +25,9 @@ def test_load(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert _has_facts(facts)
 
 
-def test_timeline_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timeline_cost_prints_and_writes_facts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "cost.json"
     run_script(monkeypatch, "timeline_cost", "--repeats", "2", "--json", str(file))
     *_, facts = capsys.readouterr().out.splitlines()
@@ -35,7 +37,7 @@ def test_timeline_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     assert set(report["numbers"]) == {"launch without observers", "launch, timeline off", "launch, recorded"}
 
 
-def test_layers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_prints_facts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setattr(sys, "argv", ["layers.py"])
     layers = importlib.import_module("layers")

@@ -41,5 +41,5 @@ def test_a_late_launch_counts_as_waiting(profile):
     assert added == {("b", "a"): [profile.Added(30, 25)], ("a", "b"): [profile.Added(10, 0)]}
 
 
-def test_nothing_ran(profile):
+def test_without_kernels_nothing_is_added(profile):
     assert profile.added_by_launch([]) == {}

@@ -49,7 +49,7 @@ def test_every_script_is_tested() -> None:
     assert set(tested) == {path.name for path in EXAMPLES.glob("*.py")}
 
 
-def test_generate(run: Run, tmp_path: Path) -> None:
+def test_generate_prints_text_and_writes_speech(run: Run, tmp_path: Path) -> None:
     *text, times, wrote = run("generate.py", "--voice", "aiden").splitlines()
     assert len(" ".join(text).split()) > 10
     assert re.fullmatch(r"\d+\.\d s of speech in \d+\.\d s", times)
@@ -59,7 +59,7 @@ def test_generate(run: Run, tmp_path: Path) -> None:
     assert f"{info.duration:.1f} s of speech" in times
 
 
-def test_many_requests(run: Run, tmp_path: Path) -> None:
+def test_many_requests_answers_each_or_says_why_not(run: Run, tmp_path: Path) -> None:
     printed = run("many_requests.py", "--folder", "spoken/answers")
     answers = dict(re.findall(r"^(\d): (.+)$", printed, re.MULTILINE))
     assert set(answers) == {"0", "1", "2", "3"}
@@ -70,7 +70,7 @@ def test_many_requests(run: Run, tmp_path: Path) -> None:
     assert len(set(waves.values())) == 3
 
 
-def test_text_only(run: Run, model: Path) -> None:
+def test_text_only_prints_the_texts_of_single_requests(run: Run, model: Path) -> None:
     printed = run("text_only.py")
     script = runpy.run_path(str(EXAMPLES / "text_only.py"))
     expected = ""
@@ -82,7 +82,7 @@ def test_text_only(run: Run, model: Path) -> None:
     assert printed == expected
 
 
-def test_sampling(run: Run) -> None:
+def test_sampling_prints_samples_and_structured_output(run: Run) -> None:
     shape, *lines = run("sampling.py").splitlines()
     assert re.fullmatch(r"a (red|green|blue) shape with \d sides", shape)
     answers, tokens = lines[:3], lines[3:]
@@ -96,7 +96,7 @@ def test_sampling(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks(run: Run, tmp_path: Path) -> None:
+def test_two_ranks_prints_the_report_of_its_timeline(run: Run, tmp_path: Path) -> None:
     printed = run("two_ranks.py")
     assert len(printed.splitlines()) == 12
     (one,) = make_report(read_trace(tmp_path / "two_ranks.json")).ranks

@@ -160,7 +160,7 @@ def assert_no_more(before: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("requests", few(1, [25, 10_000], SLOW))
-def test_a_storm(requests: int) -> None:
+def test_random_aborts_leave_no_memory_held(requests: int) -> None:
     """Of every kind of input, with speech and without, at every moment of a request's life."""
     outside = held_by_process()
 

@@ -70,7 +70,7 @@ def test_config_needs_no_weights(tmp_path: Path) -> None:
         checkpoint.names()
 
 
-def test_missing_config(tmp_path: Path) -> None:
+def test_a_missing_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json: is missing") as caught:
         Checkpoint(tmp_path)
     assert caught.value.field == "config.json"
@@ -80,7 +80,7 @@ def test_missing_config(tmp_path: Path) -> None:
     ("text", "message"), [("{", "not valid JSON"), ("[1]", "list, not an object"), ("", "not valid JSON")]
 )
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_broken_config(tmp_path: Path, text: str, message: str, file: str) -> None:
+def test_a_broken_config_is_refused(tmp_path: Path, text: str, message: str, file: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / file).write_text(text)
     with pytest.raises(CheckpointError, match=message) as caught:
@@ -122,7 +122,7 @@ def test_a_mistake_in_an_index_or_its_shards_is_named(
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("keep", [0, 4, 40, -1])
-def test_truncated_file(tmp_path: Path, weights: dict[str, torch.Tensor], shards: int, keep: int) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, weights: dict[str, torch.Tensor], shards: int, keep: int) -> None:
     checkpoint = Checkpoint(write(tmp_path, weights, shards))
     file = tmp_path / ("model.safetensors" if shards == 1 else "model-0.safetensors")
     file.write_bytes(file.read_bytes()[:keep])
@@ -149,7 +149,7 @@ def test_the_home_folder_is_understood(tmp_path: Path, monkeypatch: pytest.Monke
     assert resolve("~/model") == tmp_path / "model"
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.touch()
     with pytest.raises(CheckpointError, match="is a file; give the folder"):

@@ -173,7 +173,9 @@ FILES: list[tuple[str, str, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("family", "file", "path", "value", "words"), FILES, ids=[f"{n[1]}-{n[2]}" for n in FILES])
-def test_other_files(spoil_field: SpoilField, family: str, file: str, path: str, value: Any, words: str) -> None:
+def test_spoiled_fields_of_other_files_are_named(
+    spoil_field: SpoilField, family: str, file: str, path: str, value: Any, words: str
+) -> None:
     folder = spoil_field(family, path, value, file)
     with pytest.raises(CheckpointError) as caught:
         load(folder)

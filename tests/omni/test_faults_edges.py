@@ -58,7 +58,7 @@ def bench() -> tuple[OmniEngine, Faults]:
 
 @pytest.mark.parametrize("after", few(1, [True, False]), ids=["after", "instead"])
 @pytest.mark.parametrize("method", few(1, DOING))
-def test_an_adapter(bench: tuple[OmniEngine, Faults], method: str, after: bool) -> None:
+def test_an_error_in_an_adapter_fails_one_request(bench: tuple[OmniEngine, Faults], method: str, after: bool) -> None:
     engine, faults = bench
     chance = random.Random(method)
     faults.planted = None
@@ -86,7 +86,7 @@ def test_an_adapter(bench: tuple[OmniEngine, Faults], method: str, after: bool) 
     ),
 )
 @pytest.mark.parametrize("after", few(1, [False, True]), ids=["instead", "after"])
-def test_a_connector(
+def test_an_error_in_a_connector_fails_one_request(
     bench: tuple[OmniEngine, Faults],
     owner: type,
     method: str,

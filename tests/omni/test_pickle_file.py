@@ -29,7 +29,7 @@ def written(path: Path, content: object, *, zipped: bool = True) -> Path:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_table(tmp_path: Path, zipped: bool) -> None:
+def test_a_table_has_the_numbers_and_tensors_of_the_file(tmp_path: Path, zipped: bool) -> None:
     found = read(written(tmp_path / "t.pt", {"Ann": ANN, "Bob": BOB}, zipped=zipped))
     assert list(found) == ["Ann", "Bob"]
     for name, given in (("Ann", ANN), ("Bob", BOB)):
@@ -84,7 +84,7 @@ def test_names_are_texts(tmp_path: Path, names: tuple[object, ...]) -> None:
         ({"number": -1}, "-1 is out of range"),
     ],
 )
-def test_numbers(entry: dict[str, Any], message: str) -> None:
+def test_wrong_numbers_of_a_table_are_refused(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         Table("t", {"Ann": entry}).table("Ann").index("number", 10)
 
@@ -107,7 +107,7 @@ def test_numbers(entry: dict[str, Any], message: str) -> None:
         (torch.full((2, 3), 1e300, dtype=torch.float64), "not finite in float32"),
     ],
 )
-def test_tensors(numbers: object, message: str) -> None:
+def test_wrong_tensors_of_a_table_are_refused(numbers: object, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         Table("t", {"Ann": {"numbers": numbers}}).table("Ann").floats("numbers", (2, None), fewest=3)
 

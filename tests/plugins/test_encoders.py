@@ -170,7 +170,7 @@ def test_clips_of_qwen2_5_omni(frames: tuple[int, ...]) -> None:
     ],
     ids=str,
 )
-def test_pictures(name: str, grids: tuple[tuple[int, int, int], ...]) -> None:
+def test_pictures_in_batches_equal_each_alone(name: str, grids: tuple[tuple[int, int, int], ...]) -> None:
     """Among them whole windows, and such as are cut at the edges; pictures of several frames, too."""
     tower = plain(name)
     items, expected = pictures(grids, tower.patch_embed.proj.weight[0].numel()), []

@@ -26,7 +26,7 @@ from tests.support.tiny_qwen2_5_omni import tiny_folder
         (tiny_csm, csm, "backbone", 7),
     ],
 )
-def test_published_lengths(
+def test_answers_are_as_long_as_published_ones(
     tmp_path: Path, made: Callable[[], Path], pipeline: Callable[[Checkpoint], Pipeline], stage: str, most: int
 ) -> None:
     shutil.copy(made() / "config.json", tmp_path)

@@ -309,7 +309,7 @@ def test_kernels_decode_chunks_as_one_whole(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [*list(CODE2WAV)[1:4], list(MIMI)[1]])
-def test_random_chunking(shape: str) -> None:
+def test_random_chunks_give_the_whole_decode(shape: str) -> None:
     pair = pair_of(shape)
 
     @settings(max_examples=8)

@@ -12,7 +12,7 @@ from tests.support.echo_omni import ENDLESS, coroutine, until_idle
 
 
 @coroutine
-async def test_streams(omni: AsyncOmni) -> None:
+async def test_a_stream_has_text_sound_and_metrics(omni: AsyncOmni) -> None:
     outputs = [output async for output in omni.generate("hello")]
     assert "".join(output.text for output in outputs) == "hello"
     assert any(output.audio is not None for output in outputs)
@@ -21,7 +21,7 @@ async def test_streams(omni: AsyncOmni) -> None:
 
 
 @coroutine
-async def test_completes(omni: AsyncOmni) -> None:
+async def test_complete_returns_one_result_for_each_request(omni: AsyncOmni) -> None:
     result = await omni.complete("hello")
     assert result.text == "hello"
     assert result.audio is not None

@@ -41,7 +41,7 @@ def test_streams_text_and_audio(omni: Omni) -> None:
     assert (last.usage.prompt_tokens, last.usage.tokens) == (5, {"writer": 5})
 
 
-def test_whole_result(omni: Omni, tmp_path: Path) -> None:
+def test_a_whole_result_has_text_sound_and_finish_reasons(omni: Omni, tmp_path: Path) -> None:
     result = omni.generate([{"role": "user", "content": "hello"}], voice="high", stream=False)
     assert result.text == "hello"
     assert result.audio is not None
@@ -54,7 +54,7 @@ def test_whole_result(omni: Omni, tmp_path: Path) -> None:
     np.testing.assert_allclose(samples, result.audio.numpy(), atol=2**-15)
 
 
-def test_text_only(omni: Omni) -> None:
+def test_without_speech_a_result_has_no_sound(omni: Omni) -> None:
     result = omni.generate("hello", modalities=("text",), stream=False)
     assert (result.text, result.audio, result.sample_rate) == ("hello", None, None)
     assert result.finish_reasons == {"writer": "stop"}
@@ -62,7 +62,7 @@ def test_text_only(omni: Omni) -> None:
         result.save("never.wav")
 
 
-def test_audio_only(omni: Omni) -> None:
+def test_without_text_a_result_has_sound_alone(omni: Omni) -> None:
     result = omni.generate("hello", modalities=["audio"], stream=False)
     assert result.text == ""
     assert result.audio is not None

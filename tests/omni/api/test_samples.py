@@ -104,7 +104,7 @@ def test_closing_gives_up_every_sample(omni: Omni):
 
 
 @coroutine
-async def test_coroutines(omni: AsyncOmni) -> None:
+async def test_coroutines_return_all_samples(omni: AsyncOmni) -> None:
     result = await omni.complete(f"x{SAMPLE}", n=2)
     assert [result.text, result.alternatives[0].text] == ["x0", "x1"]
     assert {out.sample async for out in omni.generate("hello", n=3)} == {0, 1, 2}

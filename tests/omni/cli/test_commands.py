@@ -45,7 +45,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)  # a wav without a name goes here
 
 
-def test_version() -> None:
+def test_the_version_is_that_of_the_package() -> None:
     result = call("--version")
     assert (result.exit_code, result.output) == (0, f"omni {omni.__version__}\n")
     assert f'version = "{omni.__version__}"' in (REPOSITORY / "pyproject.toml").read_text()

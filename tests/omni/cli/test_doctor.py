@@ -208,7 +208,7 @@ def test_a_model_that_is_not_here(model: str, words: str, tmp_path: Path, monkey
         (["--dtype", "float8"], "dtype: 'float8' is not supported"),
     ],
 )
-def test_wrong_settings(tiny_model: Path, arguments: list[str], words: str) -> None:
+def test_wrong_settings_are_reported(tiny_model: Path, arguments: list[str], words: str) -> None:
     assert words in problem("settings", tiny_model, *arguments)
 
 

@@ -243,7 +243,7 @@ def answer(folder: Path, redirections: str, model: str, *arguments: str) -> subp
 
 
 @pytest.mark.parametrize("closed", few(1, ["<&- >&- 2>&-", ">&-"], SLOW))
-def test_closed_ones(tmp_path: Path, model: str, closed: str) -> None:
+def test_closed_outputs_do_not_lose_the_speech(tmp_path: Path, model: str, closed: str) -> None:
     ran = answer(tmp_path, closed, model, "--out", "a.wav")
     assert ran.returncode == 0
     assert ran.stdout == (b"" if ">&-" in closed.split() else b"hello\n")

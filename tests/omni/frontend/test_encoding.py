@@ -202,7 +202,7 @@ def test_a_million_signs(unit: str) -> None:
     assert len(ids) > 0
 
 
-def test_memory_returns() -> None:
+def test_memory_for_a_long_text_is_returned() -> None:
     own = Encoder(tokenizer("qwen"))
     text = "the quick brown fox, 12 times. " * 50_000
     own.encode(text[:100_000])

@@ -58,7 +58,9 @@ pieces = st.lists(st.lists(st.sampled_from("ab\u00fc"), max_size=4).map(lambda s
 @example(stops=["aab"], tokens=[b"a", b"a", b"a", b"b"], min_tokens=0, cut=3)
 @example(stops=["b", "aba"], tokens=[b"ab", b"a"], min_tokens=2, cut=3)
 @example(stops=["abab", "ba"], tokens=[b"a", b"", b"bab"], min_tokens=0, cut=3)
-def test_verdicts(stops: list[str], tokens: list[bytes], min_tokens: int, cut: int):
+def test_stops_are_those_of_a_search_of_the_whole_text(
+    stops: list[str], tokens: list[bytes], min_tokens: int, cut: int
+):
     # Also tokens that end within a character.
     tokens = [part for token in tokens for part in ((token[:cut], token[cut:]) if len(token) > cut else (token,))]
     verdicts = run(stops, tokens, min_tokens)

@@ -76,7 +76,7 @@ def test_integers_are_scaled(dtype: type[np.signedinteger], scale: int) -> None:
 
 
 @pytest.mark.parametrize("file_format", ["FLAC", "OGG", "MP3"])
-def test_compressed_formats(file_format: str) -> None:
+def test_compressed_formats_are_decoded(file_format: str) -> None:
     subtype = {"FLAC": "PCM_16", "OGG": "VORBIS", "MP3": "MPEG_LAYER_III"}[file_format]
     samples = load(wav(tone(1.0), subtype=subtype, file_format=file_format))
     assert abs(len(samples) - RATE) <= 2400
@@ -183,7 +183,7 @@ def test_saving_rounds_to_sixteen_bits(tmp_path: Path) -> None:
     np.testing.assert_allclose(load(path, sample_rate=24000), tone(rate=24000), atol=1 / 2**15)
 
 
-def test_saving_clips(tmp_path: Path) -> None:
+def test_saved_samples_are_clipped(tmp_path: Path) -> None:
     path = tmp_path / "out.wav"
     save_wav(path, np.array([0.0, 2.0, -2.0, 1.0, -1.0] * 400, np.float32), RATE)
     np.testing.assert_allclose(load(path), [0.0, 1.0, -1.0, 1.0, -1.0] * 400, atol=1 / 2**15)

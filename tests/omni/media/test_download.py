@@ -103,7 +103,7 @@ def refused(url: str, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("path", ["/file", "/chunked", "/until-the-end", "/moved", "/moved-twice"])
-def test_a_url(web: Web, path: str) -> None:
+def test_a_url_gives_its_content(web: Web, path: str) -> None:
     assert fetch(web.url(path)) == CONTENT
     assert b"Accept-Encoding: identity\r\n" in web.heads[-1]
 

@@ -100,7 +100,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
         ("93.184.216.35", "93.184.216.34", False),
     ],
 )
-def test_domains(host: str, domain: str, allowed: bool) -> None:
+def test_allowed_domains_are_matched_whole(host: str, domain: str, allowed: bool) -> None:
     with nullcontext() if allowed else pytest.raises(InputError, match=r"^here: "):
         check_url(f"http://{host}:8080/a", "here", MediaOptions(allowed_domains=(domain,)))
 
@@ -109,7 +109,7 @@ def test_domains(host: str, domain: str, allowed: bool) -> None:
     "address",
     ["1.1.1.1", "93.184.216.34", "172.32.0.1", "100.128.0.1", "223.255.255.255", "2606:2800:220:1::1", "2a00:1450::1"],
 )
-def test_public_addresses(address: str) -> None:
+def test_public_addresses_are_recognized(address: str) -> None:
     assert is_public(address)
 
 
@@ -286,7 +286,7 @@ def open_(source: str | Path, options: MediaOptions = OPTIONS) -> bytes:
         return file.read()
 
 
-def test_a_path(tmp_path: Path) -> None:
+def test_a_path_opens_as_text_path_and_uri(tmp_path: Path) -> None:
     file = tmp_path / "a b%20c.bin"
     file.write_bytes(CONTENT)
     assert open_(file) == CONTENT
@@ -319,7 +319,7 @@ def test_a_broken_data_uri(text: str) -> None:
         open_(text)
 
 
-def test_size_limits(tmp_path: Path) -> None:
+def test_media_beyond_the_size_limit_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "large"
     file.write_bytes(bytes(LIMIT + 1))
     encoded = base64.b64encode(bytes(LIMIT + 1)).decode()

@@ -130,7 +130,7 @@ def test_a_failing_seed_is_named_and_fails_again_in_the_same_way():
     assert [str(race) for race in first.races] == [str(race) for race in again.races]
 
 
-def test_seeds_differ():
+def test_each_seed_draws_other_traffic():
     plans = [scenario(make_world("hidden"), seed) for seed in range(20)]
     assert len({str(plan) for plan in plans}) == 20
     assert any(ask.leaves is not None for plan in plans for ask in plan.asks)

@@ -48,7 +48,7 @@ def denoise(device: SimulatedDevice, graphs: bool) -> None:
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_denoiser(seed: int, graphs: bool):
+def test_a_denoiser_on_the_simulated_device(seed: int, graphs: bool):
     denoise(SimulatedDevice(seed), graphs)
 
 

@@ -49,7 +49,7 @@ def test_spectrograms_sound_as_transformers_voices_them(pair: Pair, frames: int)
 
 
 @pytest.mark.parametrize("shape", OTHERS, ids=str)
-def test_other_shapes(shape: dict[str, Any]) -> None:
+def test_other_shapes_equal_the_published_ones(shape: dict[str, Any]) -> None:
     other = bigvgan_pair(**shape)
     mel = random_mel(40, seed=5)
     assert error(other, mel, whole(other, mel)) < TOLERANCE
@@ -107,7 +107,7 @@ def test_impossible_kernels_are_refused(shape: dict[str, Any], field: str) -> No
         BigVGAN(Qwen2_5OmniBigVGANConfig(**shape))
 
 
-def test_released_shape() -> None:
+def test_the_released_shape_has_its_rate_and_context() -> None:
     with torch.device("meta"):
         net = BigVGAN(Qwen2_5OmniBigVGANConfig())
     assert (net.samples_per_frame, net.context) == (240, 34)

@@ -46,7 +46,7 @@ def test_noise_becomes_the_spectrogram_that_transformers_makes(pair: DiTPair, co
 
 
 @pytest.mark.parametrize("shape", OTHERS, ids=str)
-def test_other_shapes(shape: dict[str, Any]) -> None:
+def test_transformers_of_other_shapes_equal_the_published_ones(shape: dict[str, Any]) -> None:
     other = DiTPair.of(**shape)
     window = other.codes(19), other.noise(19)
     assert error(Rows(other).whole(*window), other.expected(*window)) < TOLERANCE

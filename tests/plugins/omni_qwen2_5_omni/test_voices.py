@@ -28,7 +28,7 @@ def voice(**changed: Any) -> dict[str, Any]:
     return {"bos_token": 1, "cond": torch.zeros(1, 12), "ref_mel": torch.zeros(1, 4, 8), **changed}
 
 
-def test_voices() -> None:
+def test_voices_have_the_tensors_of_the_file() -> None:
     voices = read_voices(Checkpoint(tiny_folder()))
     raw = torch.load(tiny_folder() / FILE, weights_only=True)
     assert list(voices) == list(raw) == ["Chelsie", "Ethan"]

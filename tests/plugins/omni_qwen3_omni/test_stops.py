@@ -64,7 +64,7 @@ def test_one_text_token_is_text_without_audio(engine: OmniEngine) -> None:
 
 
 @pytest.mark.parametrize("codes", [1, 2, 3])
-def test_few_codes(engine: OmniEngine, codes: int) -> None:
+def test_the_last_code_has_no_frame(engine: OmniEngine, codes: int) -> None:
     """The last code has no frame."""
     result = answer(engine, "talker", max_tokens=codes)
     assert len(result.frames) == codes - 1

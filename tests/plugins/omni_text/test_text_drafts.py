@@ -138,7 +138,7 @@ def test_rows_are_derived_with_room_for_drafts(folder: Path):
         ({"text.drafter": "draft_model", "text.drafter_args": {"modell": "x"}}, r"text.drafter_args: .*field `modell`"),
     ],
 )
-def test_refused_settings(folder: Path, settings: dict[str, object], said: str):
+def test_settings_that_do_not_fit_a_drafter_are_refused(folder: Path, settings: dict[str, object], said: str):
     with pytest.raises(ConfigError, match=said):
         Omni(folder, device="cpu", overrides=settings)
 

@@ -121,7 +121,7 @@ def test_drafts_are_accepted_as_one_by_one(limits: list[int], seed: int, steps: 
 @pytest.mark.parametrize(
     ("ids", "status"), [([5], RowStatus.RUNNING), ([3], RowStatus.STOPPED), ([-1], RowStatus.STOPPED)]
 )
-def test_one_id(ids: list[int], status: int):
+def test_one_id_ends_a_row_by_stop_or_limit(ids: list[int], status: int):
     state = new_state([Row(limit=9, length=5)], drafter=None)
     out_RW = torch.tensor([[9, 9, *ids]])
     accept_tokens(state, torch.tensor([0]), out_RW)

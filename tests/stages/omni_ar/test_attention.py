@@ -52,7 +52,7 @@ def check(results, tolerance=1e-5):
     st.integers(0, 3),
     st.none() | st.tuples(st.integers(0, 2), st.integers(0, 9)),
 )
-def test_mixed_batches(seed, decode_lengths, prefills, heads, block_size, spare_columns, spare):
+def test_mixed_batches_give_exact_attention(seed, decode_lengths, prefills, heads, block_size, spare_columns, spare):
     if not decode_lengths and not prefills:
         decode_lengths = [1]
     world = PagedRows(seed, kv_heads=heads[0], group=heads[1], block_size=block_size, blocks=128)
@@ -123,7 +123,7 @@ def test_layers_do_not_mix_and_null_slots_may_repeat():
     assert torch.equal(world.cache.value[LAYER, 2, 1], kv[1, 1])
 
 
-def test_bf16():
+def test_attention_in_bf16_rounds_only():
     world = PagedRows(6, dtype=torch.bfloat16)
     ours, expected = run(world, [1, 9], [(4, 5), (0, 3)])
     assert ours.dtype == torch.bfloat16

@@ -84,7 +84,7 @@ def test_the_stages_weights_are_not_the_heads(tmp_path: Path):
     assert drafter.weight_bytes == 4 * held + 8 * 61
 
 
-def test_random_weights(tmp_path: Path):
+def test_a_head_with_random_weights_drafts(tmp_path: Path):
     """No weights are read, equal starts have equal weights, and there is a draft for each row."""
     stage = write_stage(tmp_path / "stage")
     head = eagle3_head(stage)

@@ -95,7 +95,7 @@ class Rows(TwoRows):
         return (x + delta).split(counts)
 
 
-def test_rms_norm():
+def test_norms_equal_the_published_ones():
     expected = randomize(Qwen3RMSNorm(WIDTH, EPS), seed=2)
     ours = RMSNorm(WIDTH, EPS).requires_grad_(False)
     ours.load_state_dict(expected.state_dict())
@@ -104,7 +104,7 @@ def test_rms_norm():
         torch.testing.assert_close(ours(x), expected(x), rtol=1e-6, atol=1e-6)
 
 
-def test_gated_mlp():
+def test_gated_mlps_equal_the_published_ones():
     expected = randomize(Qwen3MLP(Qwen3Config(hidden_size=WIDTH, intermediate_size=40)), seed=3)
     ours = GatedMLP(WIDTH, 40).requires_grad_(False)
     copy_weights(ours, expected.state_dict())

@@ -96,7 +96,7 @@ def test_rotary_positions_are_those_of_the_stage(rotary: dict[str, Any], tmp_pat
 
 
 @pytest.mark.parametrize(("experts", "dense"), [(False, ()), (True, ()), (True, (0,)), (True, (1,))])
-def test_random_weights(experts: bool, dense: tuple[int, ...], tmp_path: Path):
+def test_a_head_with_random_weights_is_like_the_last_layer(experts: bool, dense: tuple[int, ...], tmp_path: Path):
     """Without any in the checkpoint; the layer is as the stage's last one. dense: layers of a stage with experts that have none."""
     more: dict[str, Any] = {"mlp_only_layers": list(dense)} if experts else {}
     stage = write_stage(tmp_path / "stage", layers=2, experts=experts, **more)

@@ -44,14 +44,14 @@ def test_sections_of_three_axes_or_of_one(head_dim, section, axes, dtype):
     assert all(torch.equal(x, y) for x, y in zip(ours, expected, strict=True))
 
 
-def test_without_sections():
+def test_positions_of_one_axis_equal_the_published_ones():
     positions = random_positions(1, 20, seed=2)
     expected = published(Qwen3RotaryEmbedding, Qwen3Config, 64)(torch.zeros(1), positions)
     ours = RotaryEmbedding(64, THETA)(positions, torch.float32)
     assert all(torch.equal(x, y[0]) for x, y in zip(ours, expected, strict=True))
 
 
-def test_apply():
+def test_rotated_heads_equal_the_published_ones():
     positions = random_positions(3, 9, seed=3)
     cos, sin = RotaryEmbedding(16, THETA, (4, 2, 2))(positions, torch.float32)
     x = torch.randn(9, 5, 16, generator=torch.Generator().manual_seed(4))
@@ -84,7 +84,7 @@ def test_axes_that_the_embedding_does_not_have_are_refused(section, axes):
 
 
 @pytest.mark.parametrize(("factor", "slow", "fast", "trained"), [(32.0, 0.125, 0.5, 1024), (8.0, 1.0, 4.0, 8192)])
-def test_scaled_frequencies(factor, slow, fast, trained):
+def test_scaled_frequencies_equal_the_published_ones(factor, slow, fast, trained):
     positions = random_positions(1, 50, seed=3)
     scaling = {"factor": factor, "low_freq_factor": slow, "high_freq_factor": fast}
     rope = {"rope_type": "llama3", "rope_theta": 5e5, "original_max_position_embeddings": trained, **scaling}

@@ -36,7 +36,7 @@ def plans(draw: st.DrawFn) -> tuple[EncodePlan, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("make", [CpuDevice, QueuedDevice])
 @given(given_plan=plans(), piece_bytes=st.integers(1, 600))
 @settings(max_examples=25)
-def test_everything_arrives(
+def test_every_piece_of_an_upload_arrives(
     make: Callable[[], Device], given_plan: tuple[EncodePlan, dict[str, torch.Tensor]], piece_bytes: int
 ) -> None:
     plan, expected = given_plan

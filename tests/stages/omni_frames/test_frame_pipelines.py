@@ -64,7 +64,9 @@ def tick(engine: TickedEngine) -> None:
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("make_device", DEVICES)
-def test_a_denoiser(make_device: Callable[[], Device], graphs: bool, tmp_path: Path) -> None:
+def test_requests_of_a_denoiser_beside_one_given_up(
+    make_device: Callable[[], Device], graphs: bool, tmp_path: Path
+) -> None:
     """Many requests, one given up, and one whose voice is not there."""
     (tmp_path / "config.json").write_text('{"model_type": "paint"}')
     engine = TickedEngine(tmp_path, paint_plugins(), device=make_device(), graphs=graphs)

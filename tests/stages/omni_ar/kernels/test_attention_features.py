@@ -21,7 +21,7 @@ FEW = ["scale", "softcap", "window sinks", "alibi_slopes", " ".join(EACH)]
 
 
 @pytest.mark.parametrize("names", chosen(FEW, SETS))
-def test_decode_rows(names):
+def test_decode_rows_with_features(names):
     world = PagedRows(1, kv_heads=2, group=3, block_size=8, device=DEVICE)
     features = world.features(names, window=20)
     q, meta, expected = mixed_batch(world, [0, 3, 53], [], spare_columns=1, poison=world.poison, features=features)
@@ -30,7 +30,7 @@ def test_decode_rows(names):
 
 
 @pytest.mark.parametrize("names", chosen(FEW, SETS))
-def test_chunks(names):
+def test_chunks_with_features(names):
     world = PagedRows(2, kv_heads=2, group=2, block_size=8, device=DEVICE)
     features = world.features(names, window=20)
     q, meta, expected = mixed_batch(world, [], [(0, 9), (37, 11)], spare=(1, 3), poison=world.poison, features=features)
@@ -70,7 +70,7 @@ HEADS = [(1, 1), (8, 2), (4, 8), (2, 8), (1, 16), (2, 3)]
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_random_shapes(dtype, head_dim, omni_device):
+def test_features_with_random_shapes_and_chosen_settings(dtype, head_dim, omni_device):
     """The backend with the settings that it would choose."""
     chance = random.Random(f"{dtype}{head_dim}")
     kv_heads, group = chance.choice(HEADS)
@@ -94,7 +94,7 @@ def test_random_shapes(dtype, head_dim, omni_device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("names", ["window", " ".join(EACH)])
-def test_long_contexts(names, omni_device):
+def test_features_over_long_contexts(names, omni_device):
     lengths = [65_000, 1, 32_768]
     world = PagedRows(1, 2, 8, 128, 16, 2 + sum(-(-length // 16) for length in lengths) + 700, torch.bfloat16, "cuda")
     features = world.features(names, window=4096)

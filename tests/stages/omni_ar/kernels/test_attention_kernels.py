@@ -29,7 +29,7 @@ pytestmark = pytest.mark.thorough
         pytest.param(2, True, [20, 1], [(3, 9)], {"group": 3, "head_dim": 20, "block_size": 3}, id="odd sizes"),
     ],
 )
-def test_kernels(splits, fused, decodes, prefills, shape):
+def test_kernels_give_exact_attention(splits, fused, decodes, prefills, shape):
     world = PagedRows(splits, device=DEVICE, **shape)
     q, meta, expected = mixed_batch(world, decodes, prefills, spare_columns=2, poison=world.poison)
     check_attention(attend(world, q, meta, decode_settings(splits, fused)), expected)
@@ -73,7 +73,7 @@ HEADS = [(1, 1), (8, 2), (4, 8), (2, 8), (1, 16), (2, 3), (1, 24)]
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_random_shapes(dtype, head_dim, omni_device):
+def test_random_shapes_with_chosen_settings(dtype, head_dim, omni_device):
     """The backend with the settings that it would choose."""
     chance = random.Random(f"{dtype}{head_dim}")
     kv_heads, group = chance.choice(HEADS)
@@ -99,7 +99,7 @@ def test_random_shapes(dtype, head_dim, omni_device):
 # Heads that were measured, small: parts added up by the last split to arrive, and by a second kernel.
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kv_heads", "group", "lengths"), [served(8, 2, [300, 70]), served(4, 8, [700])])
-def test_served_heads(kv_heads, group, lengths, omni_device):
+def test_heads_of_served_models(kv_heads, group, lengths, omni_device):
     world = PagedRows(0, kv_heads, group, 128, 16, 100, torch.bfloat16, "cuda")
     q, meta, expected = mixed_batch(world, lengths, [(40, 100), (0, 70)], spare_columns=9, poison=world.poison)
     check_attention(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
@@ -108,7 +108,7 @@ def test_served_heads(kv_heads, group, lengths, omni_device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_long_contexts(dtype, rows, omni_device):
+def test_long_contexts_in_splits(dtype, rows, omni_device):
     lengths = [65_000, 1, 32_768][:rows]
     world = PagedRows(rows, 2, 8, 128, 16, 2 + sum(-(-length // 16) for length in lengths) + 700, dtype, "cuda")
     q, meta, expected = mixed_batch(world, lengths, [(11_000, 40)][: rows - 1], poison=world.poison)

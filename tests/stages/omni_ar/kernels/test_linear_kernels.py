@@ -75,7 +75,7 @@ class Case:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width", "outputs", "block_n", "block_d"), ALL_SHAPES)
-def test_linear(rows, width, outputs, block_n, block_d, dtype, bias):
+def test_streamed_products_are_exact(rows, width, outputs, block_n, block_d, dtype, bias):
     case = Case(rows, width, outputs, block_n, block_d, dtype, bias)
     x = case.x.double()
     case.check(streamed.linear(case.x, case.weight, case.bias, case.streamed), case.expected(x))
@@ -86,7 +86,7 @@ def test_linear(rows, width, outputs, block_n, block_d, dtype, bias):
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width", "outputs", "block_n", "block_d"), ALL_SHAPES)
-def test_norm_linear(rows, width, outputs, block_n, block_d, dtype, added, gated):
+def test_streamed_products_after_a_norm_are_exact(rows, width, outputs, block_n, block_d, dtype, added, gated):
     case = Case(rows, width, outputs, block_n, block_d, dtype, bias=gated)
     delta = case.delta if added else None
     total = case.x + case.delta if added else case.x
@@ -153,7 +153,7 @@ tiles = pytest.mark.parametrize(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @tiles
-def test_tiles(rows, width, outputs, settings, dtype, bias):
+def test_tiles_give_exact_products(rows, width, outputs, settings, dtype, bias):
     case = Case(rows, width, outputs, 1, 1, dtype, bias)
     x = case.x.double()
     case.check(tiled.linear(case.x, case.weight, case.bias, settings), case.expected(x))

@@ -331,7 +331,7 @@ def test_mixtures_by_the_default_of_an_unmeasured_shape(tokens):
     ("tokens", "width", "intermediate", "experts", "top_k"),
     [(1, 16, 8, 4, 2), (21, 20, 13, 6, 3), (40, 32, 24, 2, 1), (7, 33, 17, 3, 3)],
 )
-def test_grouped_rows(left, tokens, width, intermediate, experts, top_k):
+def test_grouped_rows_give_the_exact_mixture(left, tokens, width, intermediate, experts, top_k):
     Case(tokens, width, intermediate, experts, top_k).check(grouped(left=left))
 
 
@@ -363,7 +363,7 @@ def test_idle_experts_are_not_read():
     ("pairs", "experts", "block_m"),
     [((7, 3), 5, 16), ((60, 2), 3, 16), ((1, 1), 8, 16), ((1, 6), 6, 32), ((70, 2), 4, 64), ((130, 1), 2, 64)],
 )
-def test_grouping(pairs, experts, block_m):
+def test_pairs_are_grouped_by_expert(pairs, experts, block_m):
     logits_TE = torch.randn(pairs[0], experts, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     weight_TK, expert_TK, groups = route_and_group(logits_TE, pairs[1], True, block_m)
     check_routing(logits_TE, weight_TK, expert_TK, True)
@@ -381,7 +381,7 @@ def test_grouping(pairs, experts, block_m):
 
 @pytest.mark.parametrize("norm_topk", [True, False])
 @pytest.mark.parametrize(("tokens", "experts", "top_k"), [(3, 8, 2), (2, 6, 6), (1, 1, 1), (4, 13, 5)])
-def test_routing(norm_topk, tokens, experts, top_k):
+def test_tokens_are_routed_by_their_logits(norm_topk, tokens, experts, top_k):
     logits_TE = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(2)) * 3
     weight_TK, expert_TK, _ = route_and_group(logits_TE.to(DEVICE), top_k, norm_topk, 16)
     check_routing(logits_TE, weight_TK, expert_TK, norm_topk)
@@ -467,7 +467,7 @@ def test_mixtures_of_grouped_rows_at_served_tiles():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(9))
-def test_random_shapes(seed):
+def test_mixtures_of_random_shapes(seed):
     rng = random.Random(seed)
     dtype = list(TOLERANCE)[seed % 3]
     experts = rng.choice([1, 3, 8, 17, 64, 128])
@@ -505,7 +505,7 @@ def check_random_parts(mixture, ranks, tiles):
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 2, 4, 8, 16, 32, 33, 64, 128, 256, 512, 1000, 2048])
 @pytest.mark.parametrize(("width", "intermediate", "top_k"), [(2048, 768, 8), (1024, 384, 6)])
-def test_released_shapes(tokens, width, intermediate, top_k):
+def test_mixtures_of_released_shapes(tokens, width, intermediate, top_k):
     case = Case(tokens, width, intermediate, 128, top_k, dtype=torch.bfloat16)
     case.check(default_settings(max(tokens, 5), 128, top_k, width, intermediate, torch.bfloat16))
     del case
@@ -530,7 +530,7 @@ def test_the_same_bits_every_time(tokens):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tokens", [1, 8, 40, 300])
-def test_captured(tokens, overlap, ranks):
+def test_captured_mixtures_follow_the_tokens_of_each_replay(tokens, overlap, ranks):
     """The whole, and a part that more or fewer tokens choose at every replay."""
     mixture = list(Mixture(tokens, 256, 128, 32, 4, 128, dtype=torch.bfloat16).parts(ranks))[-1]
     given = (mixture.x_TD, mixture.delta_TD, mixture.norm, mixture.experts)

@@ -28,7 +28,7 @@ def exact_norm(x, weight):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), ALL_SHAPES)
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
-def test_norm(rows, width, dtype, scale):
+def test_norms_are_exact(rows, width, dtype, scale):
     x, weight = draw((rows, width), dtype, rows, scale), draw((width,), dtype, width)
     assert_near(kernel.rms_norm(x, weight, EPS), exact_norm(x, weight))
 
@@ -64,7 +64,7 @@ def test_leading_dimensions_and_rows_with_a_stride():
     assert_near(normed, exact_norm(total, weight))
 
 
-def test_no_rows():
+def test_no_rows_give_no_rows():
     empty, weight = draw((0, 16), torch.float32, 0), draw((16,), torch.float32, 1)
     assert kernel.rms_norm(empty, weight, EPS).shape == (0, 16)
     assert [part.shape for part in kernel.add_rms_norm(empty, empty, weight, EPS)] == [(0, 16), (0, 16)]

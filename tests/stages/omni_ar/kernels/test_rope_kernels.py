@@ -41,7 +41,7 @@ def frequencies(half):
 @pytest.mark.parametrize(
     ("tokens", "half"), [(9, 8), (2, 6), served(9, 64), pytest.param(5000, 64, marks=pytest.mark.gpu)]
 )
-def test_table(tokens, half, axes, dtype):
+def test_tables_are_exact(tokens, half, axes, dtype):
     positions = torch.randint(0, 65_536, (axes, tokens), generator=generator(tokens)).to(HERE)
     axis = None if axes == 1 else torch.arange(half, device=HERE) % 3
     frequency = frequencies(half)
@@ -120,7 +120,7 @@ def test_roundings_are_those_of_separate_operations(dtype):
         assert torch.equal(ours, plain)
 
 
-def test_no_tokens():
+def test_without_tokens_nothing_is_stored():
     layer = Layer((0, 2, 1, 8, 4), torch.float32, normed=True)
     query, key, value = layer.run(kernel.qk_norm_rope_write)
     assert query.shape == (0, 2, 8)

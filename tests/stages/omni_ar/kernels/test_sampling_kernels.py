@@ -133,7 +133,7 @@ def test_a_code_is_always_one_that_can_be_looked_up(device: str):
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 5])
-def test_few_ids(vocab: int):
+def test_small_vocabularies_are_sampled_alike(vocab: int):
     check_rows(
         vocab, [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": 2, "top_k": 3, "top_p": 0.5}], "cpu"
     )

@@ -188,7 +188,7 @@ def keep_needed(here: RowState, there: RowState) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch", BATCHES)
-def test_frames(device: str, batch: tuple[int, ...]):
+def test_frames_have_the_inputs_of_the_reference(device: str, batch: tuple[int, ...]):
     bench = Bench(True, device)
     rows_R, rows_there = bench.rows(*batch)
     bench.state.columns.length[8] = bench.there.columns.length[8] = 23

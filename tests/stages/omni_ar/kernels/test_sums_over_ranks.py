@@ -216,5 +216,5 @@ def replayed(chain: Chain, expected: Tensor) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_gpus_sum(tmp_path: Path) -> None:
+def test_sums_over_gpus_are_exact(tmp_path: Path) -> None:
     spawn(work_of_a_gpu, (2, str(tmp_path / "store")), 2)

@@ -50,7 +50,7 @@ def size(signal_BCT: Tensor, act: SnakeBeta) -> Tensor:
     "shape",
     [*drawn(odd, 5), *((2, 2, length) for length in (1, 2, 3, kernel.COUNT, kernel.COUNT + 1)), served((2, 96, 1000))],
 )
-def test_every_sample(shape: Shape, dtype: torch.dtype) -> None:
+def test_every_sample_is_exact(shape: Shape, dtype: torch.dtype) -> None:
     signal_BCT, act = drawn_case(shape, dtype)
     wanted_BCT = exact(signal_BCT, act)
     error_BCT = (kernel.alias_free(signal_BCT, act.alpha, act.beta).double() - wanted_BCT).abs()

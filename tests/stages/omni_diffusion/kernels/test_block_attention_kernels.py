@@ -74,7 +74,7 @@ class Case:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*drawn(odd, 6), served((2, 2, 3, 24, 4, 64))])
-def test_every_frame(shape: Shape, dtype: torch.dtype) -> None:
+def test_every_frame_gets_exact_attention(shape: Shape, dtype: torch.dtype) -> None:
     for follows, back, ahead in product((False, True), repeat=3):
         case = Case.drawn(shape, dtype, follows)
         before = case.before if follows else None

@@ -80,7 +80,7 @@ def check(ours: Tensor, exact: Tensor) -> None:
         pytest.param((), 20, 1, 16, id="padding alone"),
     ],
 )
-def test_segments(lengths: tuple[int, ...], padding: int, heads: int, width: int) -> None:
+def test_segments_get_exact_attention(lengths: tuple[int, ...], padding: int, heads: int, width: int) -> None:
     batch = Batch(lengths, padding, heads, width)
     ours = batch.attend()
     check(ours, batch.exact())
@@ -113,7 +113,7 @@ def test_a_nan_stays_in_its_segment() -> None:
 
 
 @pytest.mark.parametrize(("heads", "width"), [served(2, 64), served(2, 72)])
-def test_served_heads(heads: int, width: int) -> None:
+def test_segments_with_heads_of_served_models(heads: int, width: int) -> None:
     batch = Batch((100, 70, 9), 20, heads, width, torch.bfloat16)
     check(batch.attend(kernel.choose_settings(torch.bfloat16)), batch.exact())
 
@@ -126,7 +126,7 @@ def test_bounds_of_each_position() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("width", [16, 20, 32, 40, 64, 72, 80, 96, 104, 128])
-def test_random_segments(dtype: torch.dtype, width: int) -> None:
+def test_random_segments_get_exact_attention(dtype: torch.dtype, width: int) -> None:
     chance = random.Random(f"{dtype}{width}")
     for longest in (1, 30, 130, 700, 3000):
         heads, count = chance.choice([1, 3, 16]), chance.choice([1, 2, 7])

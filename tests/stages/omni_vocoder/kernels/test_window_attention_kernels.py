@@ -168,7 +168,7 @@ STARTS = [pytest.param(0, id="first"), pytest.param(2, id="few"), pytest.param(1
         served((20, 249, 8, 1, 32)),
     ],
 )
-def test_chunks(shape: Shape, before: int, dtype: torch.dtype) -> None:
+def test_chunks_in_windows_get_exact_attention(shape: Shape, before: int, dtype: torch.dtype) -> None:
     case = Case(shape, (before, before + 1), dtype)
     case.check(case.attended())
     case.check(case.attended(SMALL))
