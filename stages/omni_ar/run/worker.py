@@ -80,6 +80,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._pool = BlockPool(num_blocks)
         self._spiller = Spiller(runner.device, runner.stream, limits.max_model_len)
         self._reclaimer = Reclaimer(self._pool, self._spiller)
+        policy = DraftPolicy.of(limits, shape, drafter)
         self._allocator = Allocator(
             self._rows,
             self._pool,
@@ -89,19 +90,16 @@ class ArWorker(MailboxWorker[ArRequest]):
             code_pages=runner.pages.codes,
             prefix_cache=options.prefix_cache,
             conditioned=shape.conditioned,
-            paged_drafts=isinstance(drafter, PagedDrafter),
+            paged_drafts=policy.has_weights,
             looks_ahead=isinstance(drafter, PagedDrafter) and drafter.feature_shape is not None,
         )
-        self._scheduler = Scheduler(
-            self._allocator, limits, shape.conditioned, DraftPolicy.of(limits, shape, drafter), listeners=listeners
-        )
+        self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, policy, listeners=listeners)
         self._conditioning = ConditioningStore(
             name, runner.device, runner.stream, conditioning=runner.conditioning, shape=shape, limits=limits
         )
         self._embeddings = EmbeddingStore(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
-        self._host_processors = HostProcessorExecutor(
-            runner.device.host_worker(f"{name}-host-processors"), shape.vocab_size
-        )
+        worker = runner.device.host_worker(f"{name}-host-processors")
+        self._host_processors = HostProcessorExecutor(worker, shape.vocab_size)
         self._output_processor = OutputProcessor(
             self._host_processors,
             self.outbox,
@@ -240,8 +238,7 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def poll(self) -> bool:
         """Reads completed steps, and copies inputs that have arrived."""
-        moved = self.empty_inbox()
-        moved |= self._receive()
+        moved = self.empty_inbox() | self._receive()
         self._polled = True
         return moved
 
@@ -270,10 +267,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             request.wants_layers = False
             table = table if table is not None else request.table
             if table is None:
-                problem = "the request was preempted before its text was known to end"
-                self.fail_request(
-                    request, "keeping hidden states", StageError(self.name, "keeping hidden states", problem)
-                )
+                doing, problem = "keeping hidden states", "the request was preempted before its text was known to end"
+                self.fail_request(request, doing, StageError(self.name, doing, problem))
                 return
             self._emit_layers(request, table)
         if request.unread_scores:
@@ -362,15 +357,14 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def _launch(self, plan: StepPlan) -> None:
         device, stream = self._runner.device, self._runner.stream
-        span = device.host_span
         prefilled = sum(chunk.length for chunk in plan.chunks)
         drafts = {"drafts": plan.drafts} if self._limits.drafts else {}
         try:
             with device.on(stream):
                 numbers = {"decodes": len(plan.decodes), "prefill": prefilled, **drafts}
-                with span(stream, "execute_model", step=plan.step, **numbers):
+                with device.host_span(stream, "execute_model", step=plan.step, **numbers):
                     context = self._runner.execute_model(plan)
-                with span(stream, "sample_tokens", step=plan.step):
+                with device.host_span(stream, "sample_tokens", step=plan.step):
                     step = self._runner.sample_tokens(context)
         except LostRankError:
             raise  # no further step can succeed: the error ends the engine
