@@ -1,5 +1,6 @@
 """From a model's name to its engine."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from omni.plugin.manager import Plugins, load_plugins
 from omni.process.child import EngineProcess
 from omni.process.group import EngineGroup
 from omni.process.select import runs_in_process
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +128,8 @@ def _load(asked: _LoadRequest, place: EngineGroup | Device) -> Loaded:
     check_cuts(plan, checkpoint, options.device, options.dtype)
     if isinstance(place, Device) and runs_in_process(options, place.torch_device, len(placement.places)):
         return _load_in_processes(asked)
+    for stage, reason in plan.replicated.items():
+        _log.warning("%s: %s", stage, reason)
     if isinstance(place, EngineGroup):
         place.load(str(checkpoint.path), plan.pipeline, plugins, options)
     frontend = build_frontend(plan.pipeline, checkpoint, plan.makers[FRONTEND])

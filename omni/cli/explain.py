@@ -26,7 +26,8 @@ class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     """dtype: the stage's own, by default the engine's. places: one for each replica, or for each rank if there are several.
-    tensor_parallel, expert_parallel, pipeline_parallel: as in `Stage`. prefix_cache: None for kinds without one."""
+    tensor_parallel, expert_parallel, pipeline_parallel: as in `Stage`. replicated: why `tensor_parallel` gave the stage replicas
+    instead of ranks; else None, and so is prefix_cache for kinds without one."""
 
     name: str
     kind: str
@@ -37,6 +38,7 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int
     expert_parallel: bool
     pipeline_parallel: int
+    replicated: str | None
     prefix_cache: PrefixCache | None
 
     @property
@@ -108,6 +110,7 @@ def make_report(model: str, target: Target, *, measure: bool) -> Explanation:
                 tensor_parallel=stage.tensor_parallel,
                 expert_parallel=stage.expert_parallel,
                 pipeline_parallel=stage.pipeline_parallel,
+                replicated=target.plan.replicated.get(stage.name),
                 prefix_cache=_prefix_cache(pipeline, stage),
             )
             for stage in pipeline.order()
@@ -190,6 +193,8 @@ def _stages(stages: list[StageReport]) -> Iterator[str]:
     rows = [(stage.name, stage.kind, str(stage.priority), stage.dtype, stage.model or "-") for stage in stages]
     yield from columns([("STAGE", "KIND", "PRIORITY", "DTYPE", "MODEL"), *rows], right=(2,))
     for stage in stages:
+        if stage.replicated is not None:
+            yield f"  {stage.name}: {stage.replicated}"
         if stage.prefix_cache is not None:
             state = "works" if stage.prefix_cache.works else "does not work"
             yield f"  {stage.name}: prefix cache {state}: {stage.prefix_cache.why}"

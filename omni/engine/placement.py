@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 
@@ -183,22 +184,29 @@ def _check_here(places: Sequence[str], name: str) -> None:
 def check_ranks(stage: Stage, places: Sequence[str]) -> None:
     """Raises ConfigError for places that cannot be those of a stage's ranks."""
     field, given, ranks = f"{stage.name}.place", ",".join(places), stage.ranks
-    settings = {"tensor_parallel": stage.tensor_parallel, "pipeline_parallel": stage.pipeline_parallel}
-    chosen = " and ".join(f"{stage.name}.{name}={number}" for name, number in settings.items() if number > 1)
-    wanted = f"{chosen} takes {ranks} places, one for each rank"
     if len(places) > ranks and len(places) % ranks == 0:
         problem = f"{given} are {len(places)} places, and replicas of a stage that is cut are not supported yet"
         raise ConfigError(field, problem, f"name {ranks} places, one for each rank")
-    if len(places) != ranks:
-        count = "is 1 place" if len(places) == 1 else f"are {len(places)} places"
-        example = ",".join(f"cuda:{index}" for index in range(min(ranks, 4))) + (",..." if ranks > 4 else "")
-        raise ConfigError(field, f"{given} {count}, and {wanted}", f'name so many, such as "{example}"')
+    check_count(stage, places, "rank")
     devices = [device_of(place) for place in places]
     if len({device.type for device in devices}) > 1:
         raise ConfigError(field, f"{given} are different kinds of devices", "name places of one kind for all ranks")
     twice = next((d for d in devices if d.type == "cuda" and devices.count(d) > 1), None)
     if twice is not None:
         raise ConfigError(field, f"{given} has several ranks on {twice}", "name a GPU for each rank")
+
+
+def check_count(stage: Stage, places: Sequence[str], each: Literal["rank", "replica"]) -> None:
+    """Raises ConfigError for another number of places than the stage's settings ask for. each: what a place has."""
+    ranks = stage.ranks
+    if len(places) == ranks:
+        return
+    settings = {"tensor_parallel": stage.tensor_parallel, "pipeline_parallel": stage.pipeline_parallel}
+    chosen = " and ".join(f"{stage.name}.{name}={number}" for name, number in settings.items() if number > 1)
+    count = "is 1 place" if len(places) == 1 else f"are {len(places)} places"
+    example = ",".join(f"cuda:{index}" for index in range(min(ranks, 4))) + (",..." if ranks > 4 else "")
+    problem = f"{','.join(places)} {count}, and {chosen} takes {ranks} places, one for each {each}"
+    raise ConfigError(f"{stage.name}.place", problem, f'name so many, such as "{example}"')
 
 
 def check_order(ranks: Mapping[str, Sequence[str]]) -> None:

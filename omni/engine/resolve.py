@@ -15,6 +15,7 @@ from omni.checkpoint import Checkpoint, resolve
 from omni.config import FAMILY, Setting, SettingsLayer
 from omni.engine.choice import PipelineChoice, apply_choice, last_change
 from omni.engine.configuration import configure
+from omni.engine.parallelism import check_parallelism
 from omni.engine.placement import places_of
 from omni.engine.unfit import unfit
 from omni.errors import (
@@ -38,13 +39,12 @@ from omni.pipeline import (
 )
 from omni.pipeline.adapter import AdapterFactory
 from omni.pipeline.parts import check_parts
-from omni.pipeline.stage import MOST_RANKS
 from omni.pipeline.validate import check_unique
 from omni.plugin import DrafterEntry, LogitsProcessorEntry, call_entry, expect, locate
 from omni.plugin.locate import is_import_path
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
-from omni.stage import ExpertParallelKind, PipelineParallelKind, StageKind, TensorParallelKind
+from omni.stage import StageKind
 from omni.utils.origin import origin, with_origin, with_place
 
 _ANY = PipelineChoice()
@@ -73,7 +73,8 @@ class Plan:
     """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages. processors: logits
     processors for its requests, by name. drafters: by name. extensions: that were applied, in order. makers: the `origin` of the
     function that chose each stage, by name; of the front end, under `FRONTEND`; and of settings that another function chose, by
-    path. Empty if it is unknown, or if a file of the checkpoint determined the value."""
+    path. Empty if it is unknown, or if a file of the checkpoint determined the value. replicated: the stages that
+    `tensor_parallel` gave replicas, since their kind is not cut by tensors, with the reason; the pipeline has the replicas."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
@@ -83,6 +84,7 @@ class Plan:
     drafters: Mapping[str, DrafterEntry] = field(default_factory=dict)
     extensions: tuple[str, ...] = ()
     makers: Mapping[str, str] = field(default_factory=dict)
+    replicated: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
     def naming_makers(self) -> Iterator[None]:
@@ -240,11 +242,13 @@ def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:
 
 
 def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) -> Plan:
-    """Checks a pipeline against the graph rules and the registered kinds, and imports its models and adapters. code: as of
-    `plan_of`."""
+    """Checks a pipeline against the graph rules and the registered kinds, imports its models and adapters, and gives stages
+    that cannot be cut by tensors replicas. code: as of `plan_of`."""
     with _named(code):
         validate(pipeline)
     kinds: dict[str, StageKind] = {}
+    stages: list[Stage] = []
+    replicated: dict[str, str] = {}
     for stage in pipeline.stages:
         try:
             entry = plugins.kinds[stage.kind]
@@ -262,8 +266,10 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
             problem = with_origin(f"is a {type(stage.options).__name__}", code=code)
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
             raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
-        _check_ranks(stage, kind)
-        _check_experts(stage, kind)
+        whole, reason = check_parallelism(stage, kind)
+        stages.append(whole)
+        if reason is not None:
+            replicated[stage.name] = reason
         if stage.model is not None:
             locate(stage.model, f"pipeline.stages.{stage.name}.model", code)
         if stage.dtype is not None:
@@ -276,44 +282,14 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins, code: object = None) ->
         if output.route is not None:
             field = f"pipeline.outputs.{output.modality}.adapter"
             adapters[output.route.name] = _adapter(output.route.adapter, field, code)
-    return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries, drafters=plugins.drafters.entries)
-
-
-def _check_ranks(stage: Stage, kind: StageKind) -> None:
-    """Raises ConfigError for an invalid number of ranks, and for one that the kind does not support."""
-    supported = {
-        "tensor_parallel": isinstance(kind, TensorParallelKind) and kind.tensor_parallel,
-        "pipeline_parallel": isinstance(kind, PipelineParallelKind) and kind.pipeline_parallel,
-    }
-    for name, works in supported.items():
-        field, number = f"{stage.name}.{name}", getattr(stage, name)
-        if not isinstance(number, int) or not 1 <= number <= MOST_RANKS:
-            raise ConfigError(field, f"is {quoted(number)}", f"give a number from 1 to {MOST_RANKS}")
-        if number > 1 and not works:
-            problem = f"is {number}, and stages of kind {stage.kind!r} cannot be cut so"
-            raise ConfigError(field, problem, "leave it out")
-    if stage.pipeline_parallel == 1 and msgspec.structs.asdict(stage.options).get("pipeline_layers"):
-        problem = f"is given, and {stage.name}.pipeline_parallel is 1: all layers are in one place"
-        remedy = f"set {stage.name}.pipeline_parallel to the number of parts, or leave it out"
-        raise ConfigError(f"{stage.name}.pipeline_layers", problem, remedy)
-    if stage.ranks > MOST_RANKS:
-        problem = (
-            f"is {stage.pipeline_parallel}, which with tensor_parallel={stage.tensor_parallel} is {stage.ranks} ranks"
-        )
-        raise ConfigError(f"{stage.name}.pipeline_parallel", problem, f"use at most {MOST_RANKS} ranks")
-
-
-def _check_experts(stage: Stage, kind: StageKind) -> None:
-    """Raises ConfigError for `expert_parallel` if the kind does not support it, or if there is one rank."""
-    field, value = f"{stage.name}.expert_parallel", stage.expert_parallel
-    if not isinstance(value, bool):
-        raise ConfigError(field, f"is {quoted(value)}", "give true or false")
-    if value and not (isinstance(kind, ExpertParallelKind) and kind.expert_parallel):
-        problem = f"is true, and stages of kind {stage.kind!r} have no experts to divide"
-        raise ConfigError(field, problem, "leave it out")
-    if value and stage.tensor_parallel == 1:
-        problem = f"is true, and {stage.name}.tensor_parallel is 1: there is one rank, which holds all experts"
-        raise ConfigError(field, problem, f"set {stage.name}.tensor_parallel to the number of ranks, or leave it out")
+    return Plan(
+        msgspec.structs.replace(pipeline, stages=tuple(stages)) if replicated else pipeline,
+        kinds,
+        adapters,
+        processors=plugins.processors.entries,
+        drafters=plugins.drafters.entries,
+        replicated=replicated,
+    )
 
 
 def _adapter(path: str, field: str, code: object) -> AdapterFactory:

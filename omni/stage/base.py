@@ -167,10 +167,11 @@ class StageKind(Protocol):
 class TensorParallelKind(StageKind, Protocol):
     """A kind whose stages can be cut across engines (`Stage.tensor_parallel`).
 
-    tensor_parallel: whether they can. `load` then gets `StageContext.ranks`, in an engine of each rank. The orchestrator gives
-    requests to the worker of rank 0 only. The workers of the other ranks take its messages (`Ranks.channel`) in `tick`, which the
-    engine calls when one has arrived; their `usage` and `counters` are not added to those of rank 0. An exception out of
-    `tick` ends the engine, since the ranks are out of step then, and all ranks are started again.
+    tensor_parallel: whether they can; `load` then gets `StageContext.ranks`, in an engine of each rank. Stages of other kinds have
+    replicas instead. The orchestrator gives requests to the worker of rank 0 only. The workers of the other ranks take its
+    messages (`Ranks.channel`) in `tick`, which the engine calls when one has arrived; their `usage` and `counters` are not added to
+    those of rank 0. An exception out of `tick` ends the engine, since the ranks are out of step then, and all ranks are started
+    again.
     """
 
     tensor_parallel: bool

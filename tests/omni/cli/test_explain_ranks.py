@@ -79,12 +79,43 @@ def test_explain_shows_the_layers_and_memory_of_each_part(tmp_path: Path) -> Non
     assert shares["cuda:0"]["page_bytes"] == 2 * shares["cuda:1"]["page_bytes"]
 
 
+def test_explain_shows_that_a_stage_is_replicated_and_why(tiny_model: Path) -> None:
+    arguments = [
+        *("--set", "audio_encoder.tensor_parallel=2", "--place", "audio_encoder=cuda:0,cuda:1"),
+        *("--set", "code2wav.tensor_parallel=2", "--place", "code2wav=cuda:2,cuda:3"),
+    ]
+    lines = [" ".join(line.split()) for line in explain(tiny_model, *arguments).stdout.splitlines()]
+    why = "is not cut by tensors: 2 replicas of the whole model instead of tensor_parallel=2"
+    assert f"audio_encoder: kind 'encoder' {why}" in lines
+    assert f"code2wav: kind 'vocoder' {why}" in lines
+    assert "cuda:1 cuda:1 audio_encoder" in lines
+    found = json.loads(explain(tiny_model, *arguments, "--json").stdout)
+    stages = {stage["name"]: stage for stage in found["stages"]}
+    assert {name: stage["replicated"] for name, stage in stages.items() if stage["replicated"] is not None} == {
+        "audio_encoder": f"kind 'encoder' {why}",
+        "code2wav": f"kind 'vocoder' {why}",
+    }
+    assert (stages["code2wav"]["places"], stages["code2wav"]["tensor_parallel"]) == (["cuda:2", "cuda:3"], 1)
+    weights = {
+        name: [m["stages"][name]["weights"] for m in found["memory"].values() if name in m["stages"]]
+        for name in ("audio_encoder", "code2wav")
+    }
+    assert all(len(each) == 2 and each[0] == each[1] > 0 for each in weights.values())
+    edges = {
+        (e["producer_place"], e["consumer_place"], e["connector"])
+        for e in found["edges"]
+        if e["consumer"] == "code2wav"
+    }
+    assert edges == {("cuda:0", "cuda:2", "cuda_ipc"), ("cuda:0", "cuda:3", "cuda_ipc")}
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (CUT, "writer.place: cuda:0 is 1 place"),
         ((*CUT, "--place", "writer=cuda:0,cuda:1,cuda:2,cuda:3"), "replicas of a stage that is cut"),
-        (("--set", "singer.tensor_parallel=2"), "stages of kind 'tone' cannot be cut"),
+        (("--set", "singer.tensor_parallel=2"), "singer.place: engine.device is 1 place"),
+        (("--set", "singer.pipeline_parallel=2"), "stages of kind 'tone' are not cut by layers"),
         (("--set", "writer.tensor_parallel=65"), "give a number from 1 to 64"),
         (("--set", "writer.expert_parallel=true"), "writer.tensor_parallel is 1"),
         (("--set", "singer.expert_parallel=true"), "stages of kind 'tone' have no experts"),

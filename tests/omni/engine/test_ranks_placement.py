@@ -154,22 +154,16 @@ def test_a_number_of_ranks_that_is_none_is_refused(tmp_path: Path, ranks: object
         resolve_pipeline(Checkpoint(ranked_model(tmp_path)), ranked_plugins(), layers("cpu,cpu/2", ranks))
 
 
-def test_a_kind_that_cannot_be_cut_is_named(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(echo_model(tmp_path))
-    with pytest.raises(ConfigError, match=r"writer\.tensor_parallel: is 2, and stages of kind 'echo' cannot be cut"):
-        resolve_pipeline(checkpoint, echo_plugins(), layers("cpu,cpu/2", 2))
-    other = tmp_path / "ranked"
-    other.mkdir()
-    pipelined = layers_of(overrides={"writer.pipeline_parallel": 2}, place={"writer": "cpu,cpu/2"})
-    for plugins, model in (
-        (echo_plugins(), checkpoint),
-        (ranked_plugins(), Checkpoint(ranked_model(other))),
+def test_a_kind_that_is_not_cut_by_layers_is_named(tmp_path: Path) -> None:
+    """One that is not cut, and one that is cut by tensors only."""
+    (tmp_path / "ranked").mkdir()
+    given = layers_of(overrides={"writer.pipeline_parallel": 2}, place={"writer": "cpu,cpu/2"})
+    for plugins, model, kind in (
+        (echo_plugins(), echo_model(tmp_path), "echo"),
+        (ranked_plugins(), ranked_model(tmp_path / "ranked"), "adder"),
     ):
-        with pytest.raises(
-            ConfigError, match=r"writer\.pipeline_parallel: is 2, and stages of kind '\w+' cannot be cut"
-        ):
-            resolve_pipeline(model, plugins, pipelined)
-    resolve_pipeline(checkpoint, echo_plugins(), layers("cpu,cpu/2", 1))
+        with pytest.raises(ConfigError, match=rf"writer\.pipeline_parallel: is 2, and stages of kind '{kind}' are not"):
+            resolve_pipeline(Checkpoint(model), plugins, given)
 
 
 def test_users_have_experts_divided(tmp_path: Path) -> None:

@@ -124,10 +124,10 @@ def opened(model: Model, settings: Settings) -> Omni:
 def expected(name: str) -> Sequence[Result]:
     """Each request alone, with the engine in a thread."""
     with opened(MODELS[name], placed(MODELS[name], "thread")) as omni:
-        return [_answer(omni, request) for request in MODELS[name].requests()]
+        return [answer(omni, request) for request in MODELS[name].requests()]
 
 
-def _answer(omni: Omni, request: Request) -> Result:
+def answer(omni: Omni, request: Request) -> Result:
     messages, arguments = request
     result = omni.generate(messages, stream=False, **arguments)
     assert isinstance(result, Result)
@@ -150,7 +150,7 @@ def at_once(omni: Omni, requests: Sequence[Request]) -> list[Result]:
     results: dict[int, Result] = {}
 
     def ask(number: int) -> None:
-        results[number] = _answer(omni, requests[number])
+        results[number] = answer(omni, requests[number])
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(requests))]
     for thread in threads:
@@ -175,7 +175,7 @@ def test_results_are_the_same_wherever_stages_run(name: str, placement: str):
     requests = model.requests()
     with opened(model, placed(model, placement)) as omni:
         for request, alone in zip(requests, expected(name), strict=True):
-            assert_same(_answer(omni, request), alone)
+            assert_same(answer(omni, request), alone)
         for result, alone in zip(at_once(omni, requests), expected(name), strict=True):
             assert_same(result, alone, exactly=False)
         assert_nothing_held(omni)
@@ -231,7 +231,7 @@ def test_aborts_under_pressure_change_no_other_result(placement: str, credit: in
 
             def ask(number: int, leaves: int | None, omni: Omni = omni, results: dict[int, Result] = results) -> None:
                 if leaves is None:
-                    results[number] = _answer(omni, requests[number % len(requests)])
+                    results[number] = answer(omni, requests[number % len(requests)])
                     return
                 messages, arguments = requests[number % len(requests)]
                 with omni.generate(messages, **arguments) as stream:
@@ -249,7 +249,7 @@ def test_aborts_under_pressure_change_no_other_result(placement: str, credit: in
                 assert_same(result, expected("qwen3")[number % len(requests)], exactly=False)
             assert_nothing_held(omni)
         try:
-            assert_same(_answer(omni, requests[0]), expected("qwen3")[0])
+            assert_same(answer(omni, requests[0]), expected("qwen3")[0])
         except OmniError as error:
             error.add_note(str(omni.counters()))
             raise
