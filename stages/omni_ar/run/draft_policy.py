@@ -8,9 +8,12 @@ from omni_ar.kernels.step.draft_state import RATE_ONE, expected_gain
 from omni_ar.model import ArShape, ExpertShape
 from omni_ar.run.limits import Limits
 
-_POSITIONS = 0.2
-"""Time that the positions of drafts add to a step, relative to one without them, but for further experts. Measured are 0.13 to 0.23
-for three drafts of 1 to 64 rows (benchmarks/results/2026-11-28-drafts-h200.md)."""
+_ROOM = 0.2
+"""Time that room for drafts adds to a step, relative to one without, however many positions it has. Measured are 0.13 to 0.23 with
+three drafts of 1 to 64 rows (benchmarks/results/2026-11-28-drafts-h200.md)."""
+_POSITION = 1 / 300
+"""Time that a position adds, relative to reading the weights that it is multiplied by: Qwen3-8B takes 1.21 times as long with 64
+rows as with one, without keys and values (benchmarks/results/2026-11-22-decode-h200.md)."""
 _OTHER_WEIGHTS = 2.6
 """Time of a step but for its experts, relative to that of reading the other weights; measured at one row."""
 
@@ -46,12 +49,15 @@ class DraftPolicy:
         return gain > 0 and gain >= self.added_time(len(gains)) * len(gains)
 
     def added_time(self, rows: int) -> float:
-        """Time that drafts add to a decode step of `rows` rows, relative to one without. For experts it is an upper bound, as if
-        tokens chose at random: those that follow each other share some."""
+        """Time that drafts add to a decode step of `rows` rows, relative to one without; a drafter's own time is not in it. For
+        experts it is an upper bound, as if tokens chose at random: those that follow each other share some."""
         if not self.adaptive:
             return 0.0
-        if self.experts is None:
-            return _POSITIONS
-        share, share_with = self.experts.share_used(rows), self.experts.share_used(rows * (1 + self.drafts))
-        others = _OTHER_WEIGHTS / self.experts.weights
-        return _POSITIONS + (share_with - share) / (others + share)
+        positions = rows * self.drafts * _POSITION / (1 + rows * _POSITION)
+        experts = self.experts
+        if experts is None:
+            return _ROOM + positions
+        share, share_with = experts.share_used(rows), experts.share_used(rows * (1 + self.drafts))
+        # Of the weights that the step reads, a position is multiplied by those of its own experts.
+        own = (1 + experts.weights * experts.top_k / experts.num_experts) / (1 + experts.weights * share)
+        return _ROOM + positions * own + (share_with - share) / (_OTHER_WEIGHTS / experts.weights + share)

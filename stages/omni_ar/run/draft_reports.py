@@ -7,7 +7,7 @@ LAG = MAX_IN_FLIGHT
 WINDOW = LAG
 """Number of consecutive steps that a report counts for."""
 PROBE = 256
-"""Steps without a gain after which a drafter that runs only where drafts pay is tried again; twice as many after each time."""
+"""Steps without room after which a drafter that runs only with room is tried again; twice as many after each time."""
 
 
 class DraftReports:
@@ -21,27 +21,28 @@ class DraftReports:
         self._start, self._probes = 0, False
         self._reports: list[int | None] = []
         """Of the newest steps that the host has read; None before the first report."""
-        self._quiet, self._probe = 0, PROBE
+        self._without_room, self._probe, self._tries = 0, PROBE, 0
 
     def restart(self, gain: int, *, probes: bool = False) -> None:
-        """Before the first step. gain: of steps without a report. probes: whether that gain returns after `PROBE` steps that
-        report none."""
+        """Before the first step. gain: of steps without a report. probes: whether `WINDOW` reports have at least that gain after
+        `PROBE` steps without room."""
         self._start, self._probes = gain, probes
         self._reports.clear()
-        self._quiet, self._probe = 0, PROBE
+        self._without_room, self._probe, self._tries = 0, PROBE, 0
 
     def read(self) -> None:
         """Adds a step that the host has read. Without a report of its own, the last report remains valid."""
         self._reports.append(self._reports[-1] if self._reports else None)
         del self._reports[: -(LAG + WINDOW - 1)]
 
-    def report(self, gain: int) -> None:
-        """By the step that was read last."""
+    def report(self, gain: int, *, room: bool) -> None:
+        """By the step that was read last. room: whether it had room for drafts."""
+        self._without_room = 0 if room else self._without_room + 1
+        if self._probes and self._without_room == self._probe:
+            self._without_room, self._probe, self._tries = 0, 2 * self._probe, WINDOW
+        if self._tries:
+            self._tries, gain = self._tries - 1, max(gain, self._start)
         self._reports[-1] = gain
-        self._quiet = 0 if gain else self._quiet + 1
-        if self._probes and self._quiet == self._probe:
-            self._reports = [self._start] * len(self._reports)
-            self._quiet, self._probe = 0, 2 * self._probe
 
     def gain(self, steps_in_flight: int) -> int:
         """The gain of the next step. steps_in_flight: of the request, fewer than `LAG`."""

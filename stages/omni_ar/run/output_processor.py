@@ -188,7 +188,7 @@ class OutputProcessor:
             if self.drafts.drafted:
                 verified, gain = DraftHandoffFields(*result[-REPORTED:])
                 if step.proposes:
-                    request.draft_reports.report(gain)
+                    request.draft_reports.report(gain, room=step.drafts > 0)
                 _correct_bounds(request, step.drafts, count)
             if not request.status.takes_tokens:
                 self.discarded += count

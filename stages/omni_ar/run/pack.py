@@ -268,7 +268,7 @@ def _pack_drafts(
     padded = np.full((len(texts), max(map(len, texts))), -1, np.int64)
     for row, text in zip(padded, texts, strict=True):
         row[: len(text)] = text
-    start = DraftFields(cap=0, rate=DraftPolicy.of(limits, shape, drafter).start_rate, proposed=0, offered=0)
+    start = DraftFields(cap=0, rate=DraftPolicy.of(limits, shape, drafter).start_rate, proposed=0, offered=0, found=1)
     fields = np.array([start._replace(cap=most_drafts(request, limits)) for request in new], np.int64)
     return PackedDrafts(fields=upload.add(fields), text=upload.add(padded))
 

@@ -82,7 +82,7 @@ class Runner:
         self._model = model
         self._limits = limits
         self.dtype = dtype
-        self._state = allocate_rows(device, model, limits, dtype, processors)
+        self._state = allocate_rows(device, model, limits, dtype, processors, drafter)
         self.conditioning = self._state.conditioning  # the receiver fills it on the stage's stream
         self._buffers = allocate_step_buffers(device, model, limits, dtype)
         stage = Resources(

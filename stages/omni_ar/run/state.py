@@ -46,6 +46,7 @@ def allocate_rows(
     limits: Limits,
     dtype: torch.dtype,
     processors: Sequence[NamedProcessor] = (),
+    drafter: Drafter | None = None,
 ) -> RowState:
     rows = limits.null_row + 1
     return RowState(
@@ -58,17 +59,18 @@ def allocate_rows(
         sampling=SamplingState.allocate(
             device.zeros, rows, model.shape.vocab_size, {p.name: p.width for p in processors}
         ),
-        drafts=_allocate_drafts(device, limits) if limits.drafts else None,
+        drafts=_allocate_drafts(device, limits, drafter) if limits.drafts else None,
     )
 
 
-def _allocate_drafts(device: Device, limits: Limits) -> DraftState:
+def _allocate_drafts(device: Device, limits: Limits, drafter: Drafter | None) -> DraftState:
     rows = limits.null_row + 1
     return DraftState(
         text=device.zeros((rows, limits.max_model_len + 1), torch.int32),
         drafts=device.zeros((rows, limits.drafts), torch.int64),
         fields=device.zeros((rows, DRAFT_FIELDS), torch.int64),
         adaptive=limits.adaptive_drafts,
+        always_runs=not isinstance(drafter, PagedDrafter),
     )
 
 

@@ -27,27 +27,44 @@ def test_a_report_counts_for_steps_that_begin_lag_later(prompt_steps: int):
             reported.append(reported[-1] if reported else start)
             if read >= prompt_steps and (read == prompt_steps or draw.random() < 0.7):
                 reported[-1] = draw.choice((0, 0, 0, 100, 410, 803))
-                reports.report(reported[-1])
+                reports.report(reported[-1], room=True)
 
 
 def test_before_its_first_step_a_request_gains_nothing():
     assert [DraftReports().gain(in_flight) for in_flight in range(MAX_IN_FLIGHT)] == [0] * MAX_IN_FLIGHT
 
 
-@pytest.mark.parametrize("probes", [True, False])
-def test_a_drafter_that_does_not_run_is_tried_again(probes: bool):
-    """After 256 steps without a gain, then after 512 further ones; for fewer steps than a report counts for."""
-    reports, gains = DraftReports(), list[int]()
-    reports.restart(80, probes=probes)
-    for _ in range(4 * PROBE):
-        gains.append(reports.gain(0))
+@pytest.mark.parametrize("in_flight", [0, 3, MAX_IN_FLIGHT - 1])
+def test_a_drafter_that_does_not_run_is_tried_again(in_flight: int):
+    """After 256 steps without room, then after 512 further ones: in the same steps with any number in flight."""
+    reports = DraftReports()
+    reports.restart(80, probes=True)
+    planned = [reports.gain(number) for number in range(in_flight)]
+    for _ in range(5 * PROBE):
+        planned.append(reports.gain(in_flight))
         reports.read()
-        reports.report(0)
-    assert all(gains[:LAG])
-    tried = [number for number, gain in enumerate(gains) if number >= LAG and gain]
-    if not probes:
-        assert not tried
-        return
-    assert tried[0] == PROBE
-    assert tried[-1] == 3 * PROBE + LAG + WINDOW - 2
-    assert len(tried) == 2 * (LAG + WINDOW - 1), "nothing between"
+        reports.report(0, room=False)
+    tried = [number for number, gain in enumerate(planned) if number >= LAG and gain]
+    expected = [*range(PROBE - 1 + LAG, PROBE - 1 + 2 * LAG + WINDOW - 1)]
+    expected += [number + 2 * PROBE for number in expected]
+    assert tried == expected
+
+
+def test_a_drafter_that_always_runs_is_not_tried_again():
+    reports = DraftReports()
+    reports.restart(80)
+    for number in range(2 * PROBE):
+        assert bool(reports.gain(0)) == (number < LAG)
+        reports.read()
+        reports.report(0, room=False)
+
+
+def test_a_request_that_starts_again_is_tried_after_as_many_steps():
+    """A preempted request has the reports of a new one."""
+    reports = DraftReports()
+    for _ in range(2):
+        reports.restart(80, probes=True)
+        for number in range(PROBE + LAG):
+            assert bool(reports.gain(0)) == (number < LAG or number == PROBE - 1 + LAG), number
+            reports.read()
+            reports.report(0, room=False)

@@ -2,7 +2,7 @@
 and the times that an H200 takes for steps with and without room (benchmarks/results/2026-11-28-drafts-h200.md)."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -21,12 +21,14 @@ DENSE = DraftPolicy(DRAFTS, None, adaptive=True, has_weights=False)
 class ModelledRow:
     rate: int
     tokens: int = 0
+    most: int = TOKENS
     reports: DraftReports = field(default_factory=DraftReports)
 
-    def step(self, room: bool, probability: float, draw: random.Random) -> None:
+    def step(self, room: bool, runs: bool, probability: float, draw: random.Random) -> None:
+        """runs: whether the drafter does."""
         likely = self.rate >= LEAST_RATE
         verified, accepted = (DRAFTS if room and likely else 0), 0
-        for _ in range(max(verified, 1)):  # the first draft is compared in any case
+        for _ in range(max(verified, 1) if runs else 0):  # the first draft is compared in any case
             hit = draw.random() < probability
             self.rate = moved_rate(self.rate, RATE_ONE * hit)
             if not hit:
@@ -34,7 +36,7 @@ class ModelledRow:
             accepted += 1
         self.tokens += 1 + min(accepted, verified)
         self.reports.read()
-        self.reports.report(expected_gain(self.rate, DRAFTS, DRAFTS) if self.rate >= LEAST_RATE else 0)
+        self.reports.report(expected_gain(self.rate, DRAFTS, DRAFTS) if self.rate >= LEAST_RATE else 0, room=room)
 
 
 def speed(policy: DraftPolicy, rows: int, added: float, probability: float, seed: int) -> float:
@@ -44,9 +46,32 @@ def speed(policy: DraftPolicy, rows: int, added: float, probability: float, seed
     while min(row.tokens for row in batch) < TOKENS:
         room = policy.pays([row.reports.gain(0) for row in batch])
         for row in batch:
-            row.step(room, probability, draw)
+            row.step(room, True, probability, draw)
         time += 1.0 + added * room
     return sum(row.tokens for row in batch) / rows / time
+
+
+def speed_after_a_bad_start(policy: DraftPolicy, rows: int, added: float, probability: float, bad: int) -> float:
+    """Tokens per second of a drafter with weights, from 500 steps after `bad` steps on, in which its drafts are wrong. Rows
+    end after 128 or 256 tokens and others begin, as in a server."""
+    draw, time, tokens = random.Random(rows), 0.0, 0
+
+    def started() -> ModelledRow:
+        row = ModelledRow(policy.start_rate, most=draw.choice((128, 256)))
+        row.reports.restart(policy.start_gain, probes=True)
+        return row
+
+    batch = [started() for _ in range(rows)]
+    for number in range(bad + 1500):
+        room = policy.pays([row.reports.gain(0) for row in batch])
+        before = sum(row.tokens for row in batch)
+        for row in batch:
+            row.step(room, room, probability if number >= bad else 0.0, draw)
+        if number >= bad + 500:
+            time += 1.0 + added * room
+            tokens += sum(row.tokens for row in batch) - before
+        batch = [row if row.tokens < row.most else started() for row in batch]
+    return tokens / rows / time
 
 
 # Rows, and the time that room for three drafts was measured to add.
@@ -74,3 +99,21 @@ def test_drafts_that_are_often_wrong_take_little_time(policy: DraftPolicy, rows:
 def test_drafts_that_are_mostly_right_are_verified(policy: DraftPolicy, rows: int, added: float, least: float):
     speeds = [speed(policy, rows, added, 0.7, seed) for seed in range(max(3, 40 // rows))]
     assert sum(speeds) / len(speeds) > least
+
+
+@pytest.mark.parametrize(
+    ("policy", "rows", "added", "probability", "least"),
+    [
+        (DENSE, 4, 0.16, 0.7, 2.0),
+        (DENSE, 32, 0.3, 0.7, 1.8),
+        (EXPERTS, 24, 0.15, 0.7, 1.9),
+        (EXPERTS, 64, 0.21, 0.5, 1.4),
+    ],
+)
+@pytest.mark.parametrize("bad", [0, 300])
+def test_a_drafter_with_weights_is_used_again_when_its_drafts_are_right(
+    policy: DraftPolicy, rows: int, added: float, probability: float, least: float, bad: int
+):
+    """It does not run without room, so rows that begin, and those that it is tried again for, bring the room back."""
+    weighty = replace(policy, has_weights=True)
+    assert speed_after_a_bad_start(weighty, rows, added, probability, bad) > least

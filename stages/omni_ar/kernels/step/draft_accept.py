@@ -22,6 +22,7 @@ from omni_ar.kernels.step.columns import (
 from omni_ar.kernels.step.draft_columns import (
     CAP,
     DRAFT_COLUMNS,
+    FOUND,
     GAIN,
     OFFERED,
     PROPOSED,
@@ -55,6 +56,7 @@ def accept_draft_rows(
     DRAFTS: tl.constexpr,
     WIDTH: tl.constexpr,
     ADAPTIVE: tl.constexpr,
+    RAN: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
     """One program for all rows, since it advances the counter that all rows read. WIDTH: columns of a row of `out` and of a slot of
@@ -110,7 +112,9 @@ def accept_draft_rows(
         tl.store(draft_ptr + RATE, rate, mask=inside)
         tl.store(draft_ptr + PROPOSED, active * 0, mask=inside)
         tl.store(draft_ptr + OFFERED, active * 0, mask=inside)
-        gain = reported_gain(cap, rate, proposed, DRAFTS, ADAPTIVE)
+        found = tl.minimum(proposed, 1) if RAN else tl.load(draft_ptr + FOUND, mask=inside, other=0)
+        tl.store(draft_ptr + FOUND, found, mask=inside)
+        gain = reported_gain(cap, rate, found, DRAFTS, ADAPTIVE)
         tl.store(accepted_ptr + STATUS, status, mask=inside)
         tl.store(accepted_ptr + NUM_TOKENS, count, mask=inside)
         tl.store(accepted_ptr + WIDTH + VERIFIED, offered, mask=inside)

@@ -10,6 +10,7 @@ CAP = tl.constexpr(DRAFT_FIELD_INDEX.cap)
 RATE = tl.constexpr(DRAFT_FIELD_INDEX.rate)
 PROPOSED = tl.constexpr(DRAFT_FIELD_INDEX.proposed)
 OFFERED = tl.constexpr(DRAFT_FIELD_INDEX.offered)
+FOUND = tl.constexpr(DRAFT_FIELD_INDEX.found)
 VERIFIED = tl.constexpr(handoff.VERIFIED)
 GAIN = tl.constexpr(handoff.GAIN)
 DRAFT_COLUMNS = tl.constexpr(DRAFT_FIELDS)
@@ -29,7 +30,7 @@ def wanted_drafts(cap, rate, ADAPTIVE: tl.constexpr):
 
 
 @triton.jit
-def reported_gain(cap, rate, proposed, DRAFTS: tl.constexpr, ADAPTIVE: tl.constexpr):
+def reported_gain(cap, rate, found, DRAFTS: tl.constexpr, ADAPTIVE: tl.constexpr):
     """`DraftHandoffFields.gain`."""
     gain = cap * RATE_ONE
     if ADAPTIVE:
@@ -38,6 +39,6 @@ def reported_gain(cap, rate, proposed, DRAFTS: tl.constexpr, ADAPTIVE: tl.conste
         for index in tl.static_range(DRAFTS):
             gain += tl.where(index < cap, reached, 0)
             reached = reached * rate // RATE_ONE
-        # A drafter without drafts here will hardly have any in the next step.
-        gain = tl.where((rate >= LEAST_RATE) & (proposed > 0), gain, 0)
+        # A drafter that found none will hardly have any in the next step.
+        gain = tl.where((rate >= LEAST_RATE) & (found > 0), gain, 0)
     return gain

@@ -61,6 +61,7 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
         DRAFTS=drafts.drafts.shape[1],
         WIDTH=width,
         ADAPTIVE=drafts.adaptive,
+        RAN=drafts.always_runs or positions > 1,
         BLOCK_R=min(1 << (max(rows, 1) - 1).bit_length(), _ROWS),
         num_warps=4,
     )

@@ -75,6 +75,8 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
     out_RW[:, IDS : IDS + positions].copy_(sampled_RJ)
     out_RW[:, VERIFIED].copy_(draft.offered)
     draft.rate.copy_(rate_R)
+    if drafts.always_runs or positions > 1:
+        draft.found.copy_(draft.proposed.clamp(max=1))
     out_RW[:, GAIN].copy_(_gain(draft, drafts))
     draft.proposed.zero_()
     draft.offered.zero_()
@@ -124,8 +126,8 @@ def _gain(draft: DraftFields[Tensor], drafts: DraftState) -> Tensor:
     if not drafts.adaptive:
         return draft.cap * RATE_ONE
     gain_R = expected_gain(draft.rate, draft.cap, drafts.drafts.shape[1])
-    # A drafter without drafts here will hardly have any in the next step.
-    return gain_R * (draft.rate >= LEAST_RATE) * (draft.proposed > 0)
+    # A drafter that found none will hardly have any in the next step.
+    return gain_R * (draft.rate >= LEAST_RATE) * (draft.found > 0)
 
 
 def _accepted(outputs_R: Tensor, limit_R: Tensor, stop_RS: Tensor, ids_RJ: Tensor, offered_R: Tensor) -> Tensor:

@@ -24,13 +24,14 @@ class DraftFields(NamedTuple, Generic[T]):
 
     cap: maximum drafts that a step verifies; 0 for a row without drafts. rate: the estimated probability that a draft is accepted,
     in units of 1 / RATE_ONE. proposed: number of drafts that the drafter has made for the step under way, 0 for a row without
-    drafts. offered: number of those that the step verifies.
+    drafts. offered: number of those that the step verifies. found: 0 if the drafter made none when it ran last, else 1.
     """
 
     cap: T
     rate: T
     proposed: T
     offered: T
+    found: T
 
 
 DRAFT_FIELDS = len(DraftFields._fields)
@@ -54,13 +55,14 @@ class DraftState:
 
     text: int32 `[N, L + 1]`, prompt and output of each row in order; after its newest token the text of `Drafter.predicted_tokens`,
     then -1. The last column absorbs tokens that do not count. drafts: int64 `[N, K]`. fields: int64 `[N, F]`. adaptive: whether
-    a row with a low rate verifies none.
+    a row with a low rate verifies none. always_runs: whether the drafter also runs in steps of one position.
     """
 
     text: Tensor
     drafts: Tensor
     fields: Tensor
     adaptive: bool
+    always_runs: bool = True
     columns: DraftFields[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:

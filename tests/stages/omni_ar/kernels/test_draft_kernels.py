@@ -25,18 +25,20 @@ RATES = (RATE_ONE, 3 * RATE_ONE // 4, LEAST_RATE, LEAST_RATE - 1)
 class Bench(steps.Bench):
     """Rows with drafts of all numbers: 5, 6, 8, so that some match."""
 
-    def __init__(self, device: str, adaptive: bool = True) -> None:
+    def __init__(self, device: str, adaptive: bool = True, always_runs: bool = True) -> None:
         super().__init__(False, device)
         count = ROWS + 1
-        fields = DraftFields(cap=DRAFTS, rate=0, proposed=0, offered=0)
+        fields = DraftFields(cap=DRAFTS, rate=0, proposed=0, offered=0, found=1)
         drafts = DraftState(
             text=torch.full((count, MAX_LENGTH + 1), -1, dtype=torch.int32),
             drafts=torch.tensor([[5, 6, 8]] * count),
             fields=torch.tensor([fields] * count),
             adaptive=adaptive,
+            always_runs=always_runs,
         )
         drafts.columns.rate.copy_(torch.tensor([RATES[row % 4] for row in range(count)]))
         drafts.columns.cap[2] = 0
+        drafts.columns.found[4] = 0
         drafts.columns.proposed.copy_(torch.tensor([DRAFTS - row % 5 % 4 for row in range(count)]))
         drafts.columns.proposed[3], drafts.columns.proposed[ROWS] = -2, 0  # a plugin's drafter may be wrong
         handoff = CpuDevice().shared((3, count, handoff_width(1 + DRAFTS, True)), torch.int64)
@@ -128,9 +130,9 @@ def test_drafts_outside_the_vocabulary_are_no_drafts(device: str, positions: int
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive: bool):
-    bench = Bench(device, adaptive)
+@pytest.mark.parametrize(("adaptive", "always_runs"), [(False, True), (True, True), (True, False)])
+def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive: bool, always_runs: bool):
+    bench = Bench(device, adaptive, always_runs)
     rows_R, rows_there = bench.rows(*batch)
     most = bench.limits.max_blocks
     counts: list[int] = []
@@ -139,7 +141,9 @@ def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive:
     for step in range(6):  # which goes round the handoff's ring
         positions = 1 if step == 3 else 1 + DRAFTS
         for state, drafts in zip((bench.state, bench.there), bench.drafts, strict=True):
-            drafts.columns.proposed[:ROWS] = 2 + step % 2
+            drafts.columns.proposed[:ROWS] = 2 + step % 2 if always_runs or positions > 1 else 0
+            drafts.columns.proposed[5] = step // 2  # none at first
+            drafts.columns.rate[6] = LEAST_RATE - 1  # whether or not its first draft is right
             state.handoff.host.zero_()  # columns of positions that a step does not have keep their values
         buffers = (bench.buffers, bench.buffers_there)
         draft_reference.prepare_drafts(bench.state, rows_R, positions, BLOCK_SIZE, buffers[0], most)
