@@ -79,7 +79,7 @@ def test_without_a_wish_for_drafts_none_are_made(monkeypatch: pytest.MonkeyPatch
     cut.driver.ask_all(PROMPTS[:1], max_tokens=60)
     cut.run()
     assert made[:2] == [True, True]
-    assert not any(made[-30:])
+    assert not any(made[-15:])
     assert cut.driver.counter("drafted_tokens") < 60
 
 
