@@ -12,8 +12,8 @@ _ROOM = 0.2
 """Time that room for drafts adds to a step, relative to one without, however many positions it has. Measured are 0.13 to 0.23 with
 three drafts of 1 to 64 rows (benchmarks/results/2026-11-28-drafts-h200.md)."""
 _POSITION = 1 / 300
-"""Time that a position adds, relative to reading the weights that it is multiplied by: Qwen3-8B takes 1.21 times as long with 64
-rows as with one, without keys and values (benchmarks/results/2026-11-22-decode-h200.md)."""
+"""Time that a position adds, relative to reading the weights that it is multiplied by: a dense model of 8 billion parameters takes
+1.21 times as long with 64 rows as with one, without keys and values (benchmarks/results/2026-11-22-decode-h200.md)."""
 _OTHER_WEIGHTS = 2.6
 """Time of a step but for its experts, relative to that of reading the other weights; measured at one row."""
 
