@@ -19,8 +19,8 @@ class DraftReports:
 
     def __init__(self) -> None:
         self._start, self._probes = 0, False
-        self._reports: list[int | None] = []
-        """Of the newest steps that the host has read; None before the first report."""
+        self._reports: list[int] = []
+        """Of the newest steps that the host has read, from the first report on."""
         self._without_room, self._probe, self._tries = 0, PROBE, 0
 
     def restart(self, gain: int, *, probes: bool = False) -> None:
@@ -32,8 +32,9 @@ class DraftReports:
 
     def read(self) -> None:
         """Adds a step that the host has read. Without a report of its own, the last report remains valid."""
-        self._reports.append(self._reports[-1] if self._reports else None)
-        del self._reports[: -(LAG + WINDOW - 1)]
+        if self._reports:
+            self._reports.append(self._reports[-1])
+            del self._reports[: -(LAG + WINDOW - 1)]
 
     def report(self, gain: int, *, room: bool) -> None:
         """By the step that was read last. room: whether it had room for drafts."""
@@ -42,10 +43,12 @@ class DraftReports:
             self._without_room, self._probe, self._tries = 0, 2 * self._probe, WINDOW
         if self._tries:
             self._tries, gain = self._tries - 1, max(gain, self._start)
-        self._reports[-1] = gain
+        self._reports[-1:] = [gain]  # the first has no place yet
 
     def gain(self, steps_in_flight: int) -> int:
         """The gain of the next step. steps_in_flight: of the request, fewer than `LAG`."""
         known = len(self._reports) + steps_in_flight + 1 - LAG
-        counted = [each for each in self._reports[max(known - WINDOW, 0) : max(known, 0)] if each is not None]
-        return sum(counted) // len(counted) if counted else self._start
+        if known <= 0:
+            return self._start
+        counted = self._reports[max(known - WINDOW, 0) : known]
+        return sum(counted) // len(counted)

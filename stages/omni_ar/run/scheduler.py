@@ -160,7 +160,10 @@ class Scheduler:
             if not decodes:
                 return None
         self._steps += 1
-        drafts = self._policy.drafts if not chunks and self._policy.pays([one.draft_gain for one in decodes]) else 0
+        drafts = self._policy.drafts
+        # Without a drafter, no row is asked.
+        if drafts and (chunks or not self._policy.pays([request.draft_gain for request in decodes])):
+            drafts = 0
         return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks), drafts)
 
     def _batches(self, decoding: Sequence[ArRequest], *, due: bool) -> Iterator[Sequence[ArRequest]]:
