@@ -7,7 +7,7 @@ A target is a part of a model, in one CUDA graph: all passes of a codec frame, o
 (`descent.py`): whether the next kernel may begin early enough, and finds its weights in the L2 cache, counts too.
 
 The shapes are those that the target looks up for exactly that number of rows. For each, these are tried: cuBLAS; what the tables
-have for the shape, at any number of rows; and candidates of `linear_candidates.py`, up to `--most`, from each kernel in turn,
+have for the shape, at any number of rows, with `early` and without; and candidates of `linear_candidates.py`, up to `--most`, from each kernel in turn,
 beginning with those whose warps fill the device about once. For a norm and the product behind it: both in one kernel, and each on
 its own. In one kernel the norm cannot add up parts, so it is tried together with the best setting of the product before that
 leaves none.
@@ -40,6 +40,7 @@ from layer_targets import TARGETS, LayeredPart, Lookups
 from linear import LinearCase, launch
 from linear_candidates import held_candidates, split_candidates, streamed_candidates, tiled_candidates
 from target_timer import CUDA, TargetTimer
+from msgspec.structs import replace
 from triton.runtime.errors import TritonError
 
 from bench.arguments import need_cuda, output_file, positive_float, positive_int
@@ -64,7 +65,8 @@ def shape_of(key: str) -> tuple[str, int, int]:
 
 
 def candidates_of(key: str, rows: int, known: Iterable[tuning.Config], most: int) -> list[LinearSettings]:
-    """known: settings of the shape for any number of rows. They come first, and all of them."""
+    """known: settings of the shape for any number of rows. They come first, and all of them, letting the next kernel start early
+    and late."""
     shape = kind, outputs, width = shape_of(key)
     # As `linear.py` does: fewer than eight rows are padded, and have the candidates of eight.
     padded = min(size for size in (8, 16, 32, 64) if size >= rows)
@@ -75,7 +77,11 @@ def candidates_of(key: str, rows: int, known: Iterable[tuning.Config], most: int
         families.append(held_candidates(*shape, padded))
     if rows <= STREAMED_UP_TO:
         families.append(streamed_candidates(*shape))
-    found = dict.fromkeys(setting for setting in map(converted, known) if setting is not None)
+    found: dict[LinearSettings, None] = {}
+    for setting in filter(None, map(converted, known)):
+        found[setting] = None
+        if isinstance(setting, TiledSettings):
+            found[replace(setting, early=not setting.early)] = None
     queues = [sorted(family, key=lambda setting: fill(setting, kind, outputs)) for family in families]
     for turn in range(max(map(len, queues))):
         for queue in queues:

@@ -35,7 +35,8 @@ class TiledSettings(
 
     splits: programs that share the width, in whole tiles; another kernel adds their parts up. 1 with a norm or an
     activation. fetch, held: while the previous kernel still runs, a program loads its weights into the L2 cache
-    (fetch), or all of them into registers (held).
+    (fetch), or all of them into registers (held). early: whether the next kernel may start at once, instead of after the
+    product (`kernels.overlap`).
     """
 
     tile_n: int
@@ -47,6 +48,7 @@ class TiledSettings(
     splits: int = 1
     fetch: bool = True
     held: bool = False
+    early: bool = True
 
 
 LinearSettings = StreamedSettings | TiledSettings

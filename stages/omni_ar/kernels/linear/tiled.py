@@ -117,6 +117,7 @@ def _launch(
         PREFETCH_BYTES=fetched if fetched % 16 == 0 else 0,
         HELD=settings.held,
         OVERLAP=overlap,
+        EARLY=settings.early,
         TILE_N=tile_n,
         TILE_D=settings.tile_d,
         num_warps=settings.num_warps,

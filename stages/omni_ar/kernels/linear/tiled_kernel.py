@@ -48,6 +48,7 @@ def some_rows(
     PREFETCH_BYTES: tl.constexpr,
     HELD: tl.constexpr,
     OVERLAP: tl.constexpr,
+    EARLY: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_D: tl.constexpr,
 ):
@@ -61,7 +62,8 @@ def some_rows(
     share = tl.program_id(1) * SHARE
     weight_Smd = weight_ptr + _upright(weight_m, SLICES) * WIDTH + share + _across(TILE_D, SLICES)
     if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
         _fetch(weight_ptr, first, OUTPUTS, WIDTH, SPLITS, GATED, PREFETCH_BYTES, TILE_N)
     held = ()
     if HELD:
@@ -86,6 +88,8 @@ def some_rows(
             )
             y = _multiplied(here_Smd, x_SRd, y, ROWS_LEFT, SLICES)
 
+    if OVERLAP and not EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     if SLICES > 1:
         y = tl.sum(y, axis=0)
         square_SR = tl.sum(square_SR, axis=0)

@@ -41,7 +41,7 @@ class Chain:
         def linear(x, weight):
             if way == "streamed":
                 return streamed.linear(x, weight, None, STREAMED)
-            return tiled.linear(x, weight, None, HELD if way == "held" else TILED)
+            return tiled.linear(x, weight, None, HELD if way == "held" else whole)
 
         def normed(x, delta, weight, gated):
             if way == "streamed":
@@ -53,8 +53,9 @@ class Chain:
             if way == "held" and gated:
                 return tiled.norm_linear(x, delta, self.norm, EPS, weight, None, gated, replace(HELD, tile_n=8))
             x, total = add_rms_norm(x, delta, self.norm, EPS, prefetch=weight)
-            return (tiled.gated_linear if gated else tiled.linear)(x, weight, None, TILED), total
+            return (tiled.gated_linear if gated else tiled.linear)(x, weight, None, whole), total
 
+        whole = replace(TILED, early=way != "late")
         cos, sin = rotary_table(self.slots[None], self.frequency, None, torch.bfloat16)
         norms = HeadNorms(self.head_norm, self.head_norm, EPS)
         (key, value), x, delta = self.pages, self.x, self.x
@@ -68,7 +69,7 @@ class Chain:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("way", "rows"), [("streamed", 7), ("tiled", 5), ("sliced", 8), ("held", 8)])
+@pytest.mark.parametrize(("way", "rows"), [("streamed", 7), ("tiled", 5), ("late", 5), ("sliced", 8), ("held", 8)])
 def test_a_chain_gives_the_same_bits_as_one_kernel_after_another(way, rows):
     chain = Chain(rows, layers=2)
     with kernels_in_turn():

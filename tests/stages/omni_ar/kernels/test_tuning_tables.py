@@ -94,15 +94,18 @@ def test_a_streaming_kernel_has_at_most_16_rows(rows: int):
 
 @pytest.mark.usefixtures("an_h200")
 def test_settings_measured_in_steps_take_precedence():
-    given = json.loads((Path(tuning.__file__).parent / "nvidia_h200" / "in_steps.json").read_text())
+    folder = Path(tuning.__file__).parent / "nvidia_h200"
+    given, table = (json.loads((folder / f"{name}.json").read_text()) for name in ("in_steps", "linear"))
     key, device = "linear-N5120-D2048-bfloat16", torch.device("meta")
     assert shipped("linear", key, 1, LinearSettings) == msgspec.convert(
         tuning.tuned("linear", device, key, 1, {}), LinearSettings
     )
-    for size in (8, 16, 32):
+    for size in (8, 16, 32, 64):
         assert tuning.tuned("linear", device, key, size, {}) == given["linear"][key][str(size)]
     assert tuning.tuned("linear", device, key, 20, {}) == given["linear"][key]["32"]
-    assert tuning.tuned("linear", device, key, 64, {"none": 0}) == {}
+    other = "linear-N4096-D4096-bfloat16"
+    assert "16" not in given["linear"][other]
+    assert tuning.tuned("linear", device, other, 16, {}) == table[other]["16"] != {}
 
 
 @pytest.mark.usefixtures("an_h200")
