@@ -29,7 +29,8 @@ NEEDED = {
     "load": ("--device", "cuda"),
     "timeline_cost": ("--device", "cuda"),
     "vocoder_stream": ("--device", "cuda"),
-    "tune/in_steps": ("tiny-omni", "1", "linear", "key", "{}"),
+    "tune/in_steps": ("tiny-omni", "1"),
+    "tune/layer_times": ("code-predictor", "8"),
     "tune/moe": ("--shape", "thinker", "--out", "moe.json"),
 }
 """The arguments with which a script uses a CUDA device."""
