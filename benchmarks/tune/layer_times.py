@@ -23,22 +23,27 @@ import torch
 from layer_targets import TARGETS
 from replacements import Entries, add_replace, read_replace, replaced, shown
 from target_timer import PRIORITY
+from triton.runtime.errors import TritonError
 
 from bench.arguments import device_here, positive_int
 from bench.replay import captured, seconds_in_turns
 
 
 def times_of(call: Callable[[], object], tried: Sequence[Entries], device: torch.device, turns: int) -> list[float]:
-    """Median seconds of `call` with each of these."""
+    """Median seconds of `call` with each of these; inf for settings that do not fit the device."""
     if device.type == "cpu":
         return [_on_the_host(call, entries, device, turns) for entries in tried]
     with ExitStack() as graphs:
-        replays = []
-        for entries in tried:
-            with replaced(entries, device):
-                graph = captured([call], warm=1, tidy=False, priority=PRIORITY)
-                replays.append(graphs.enter_context(graph))
-        return seconds_in_turns(replays, turns)
+        replays: dict[int, Callable[[], object]] = {}
+        for index, entries in enumerate(tried):
+            try:
+                with replaced(entries, device):
+                    graph = captured([call], warm=1, tidy=False, priority=PRIORITY)
+                    replays[index] = graphs.enter_context(graph)
+            except (TritonError, RuntimeError) as error:
+                print(f"refused: {shown(entries)}: {str(error)[:100]}", flush=True)
+        times = dict(zip(replays, seconds_in_turns(list(replays.values()), turns), strict=True))
+    return [times.get(index, float("inf")) for index in range(len(tried))]
 
 
 def _on_the_host(call: Callable[[], object], entries: Entries, device: torch.device, turns: int) -> float:

@@ -1,7 +1,9 @@
 """Scripts that time a model, or a part of one, with entries of the tables replaced together."""
 
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from omni_ar.kernels import tuning
 from tests.benchmarks.benchmark_script import run_script
 from tests.benchmarks.linear_settings import DOWN
+from tests.omni.engine.launched import GPU
 
 pytest.importorskip("triton")
 
@@ -101,6 +104,30 @@ def test_a_target_runs_with_replaced_entries(
     times = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
     assert len(times) == 3
     assert min(times) > 0
+
+
+def test_settings_that_do_not_fit_are_left_out(
+    tune: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, left = tune("layer_times"), []
+
+    @contextmanager
+    def captured(calls: Sequence[Callable[[], float]], **_: object) -> Iterator[float]:
+        yield calls[0]()
+        left.append(calls)
+
+    def call() -> float:
+        found = tuning.tuned("linear", GPU, ADDED, 8, {})
+        if found == TWO:
+            raise RuntimeError("no room")
+        return 2.0 if found else 1.0
+
+    monkeypatch.setattr(script, "captured", captured)
+    monkeypatch.setattr(script, "seconds_in_turns", lambda several, turns: several)
+    tried: list[Any] = [{}, {("linear", ADDED, 8): TWO}, {("linear", ADDED, 8): ONE}, {}]
+    assert script.times_of(call, tried, GPU, 3) == [1.0, math.inf, 2.0, 1.0]
+    assert f"refused: linear {ADDED}@8 {json.dumps(TWO)}: no room" in capsys.readouterr().out
+    assert len(left) == 3
 
 
 @pytest.mark.slow
