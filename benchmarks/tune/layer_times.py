@@ -1,8 +1,8 @@
 """Times a part of a model, a target of `in_layers.py`, with entries of the tables replaced together.
 
     python benchmarks/tune/layer_times.py code-predictor 8 \\
-        --replace linear added-N1024-D2048-bfloat16 '{"kernel": "tiled", ...}' \\
-        --replace linear scaled_gated-N6144-D1024-bfloat16 '{"kernel": "tiled", ...}' '{}'
+        --replace linear linear-N1024-D2048-bfloat16 '{"kernel": "tiled", ...}' \\
+        --replace linear gated-N6144-D1024-bfloat16 '{"kernel": "tiled", ...}' '{}'
 
 A target is one CUDA graph: all passes of a codec frame, or all layers of a step without their attention. The first pass of a frame
 has two rows for each of the others': KEY@16 is its entry for 8 rows.

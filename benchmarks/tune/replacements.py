@@ -9,15 +9,14 @@ from contextlib import contextmanager
 
 import msgspec
 import torch
-from changed_tables import placed
+from changed_tables import converted, placed
 
 from omni_ar.kernels import tuning
 from omni_ar.kernels.attention.settings import DecodeSettings
-from omni_ar.kernels.linear.settings import SUMMED_KINDS, converted
 from omni_ar.kernels.moe.settings import MoeSettings
 
 _KINDS = {"attention_decode": DecodeSettings, "linear": None, "moe": MoeSettings}
-_LINEAR_KEY = re.compile(rf"((norm_)?linear|(norm_)?gated|{'|'.join(SUMMED_KINDS)})-N\d+-D\d+-b?float\d+")
+_LINEAR_KEY = re.compile(r"(norm_)?(linear|gated)-N\d+-D\d+-b?float\d+")
 
 Entry = tuple[str, str, int]
 """Operation, key of the shape, and rows."""
@@ -60,8 +59,8 @@ def _checked(operation: str, key: str, text: str) -> tuning.Config:
     settings: tuning.Config = json.loads(text)
     if operation == "linear":
         if not _LINEAR_KEY.fullmatch(key):
-            raise ValueError(f"no key of a linear map, such as {SUMMED_KINDS[0]}-N1024-D2048-bfloat16")
-        converted(key, settings)
+            raise ValueError("no key of a linear map, such as linear-N1024-D2048-bfloat16")
+        converted(settings)
     else:
         msgspec.convert(settings, _KINDS[operation])
     return settings
@@ -74,7 +73,7 @@ def replaced(entries: Entries, device: torch.device) -> Iterator[None]:
     for (operation, key, rows), settings in entries.items():
         sizes = tables.get((operation, key)) or tuning.shipped(operation, device, key)
         if operation == "linear":
-            tables[operation, key] = placed(sizes, rows, converted(key, settings))
+            tables[operation, key] = placed(sizes, rows, converted(settings))
         else:
             tables[operation, key] = {**sizes, rows: settings}
     try:

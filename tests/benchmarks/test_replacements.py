@@ -17,7 +17,7 @@ from tests.omni.engine.launched import GPU
 
 pytest.importorskip("triton")
 
-ADDED, SCALED = "added-N1024-D3072-bfloat16", "scaled-N4096-D1024-bfloat16"
+FIRST, SECOND = "linear-N1000-D24-bfloat16", "gated-N1000-D24-bfloat16"
 ONE, TWO = (
     {"kernel": "tiled", "tile_n": n, "tile_d": 256, "slices": 4, "rows_left": True, "num_warps": 4, "num_stages": 4}
     for n in (8, 16)
@@ -33,7 +33,7 @@ class Watched:
         self.found: list[list[tuning.Config]] = []
 
     def call(self, rows: int) -> Callable[[], object]:
-        keys = [(key, size) for key in (ADDED, SCALED, DOWN) for size in (rows, 2 * rows)]
+        keys = [(key, size) for key in (FIRST, SECOND, DOWN) for size in (rows, 2 * rows)]
         return lambda: self.found.append([tuning.tuned("linear", CPU, key, size, {}) for key, size in keys])
 
 
@@ -42,7 +42,7 @@ def watched(tune: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) 
     target, targets = Watched("cpu"), tune("layer_targets")
     monkeypatch.setattr(targets, "TARGETS", {"watched": targets.LayerTarget(lambda device: target, (8,))})
     yield target
-    assert tuning.tuned("linear", CPU, ADDED, 8, {}) == {}
+    assert tuning.tuned("linear", CPU, FIRST, 8, {}) == {}
 
 
 def replace(key: str, *settings: tuning.Config) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def replace(key: str, *settings: tuning.Config) -> tuple[str, ...]:
 def test_entries_are_replaced_together_and_in_all_combinations(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tried = (*replace(ADDED, ONE, {}), *replace(f"{SCALED}@16", TWO), *replace(DOWN, {}))
+    tried = (*replace(FIRST, ONE, {}), *replace(f"{SECOND}@16", TWO), *replace(DOWN, {}))
     run_script(monkeypatch, "tune/layer_times", "watched", "8", "--device", "cpu", "--turns", "1", *tried)
     tables, one, none, again = watched.found
     down = [tuning.shipped("linear", CPU, DOWN)[rows] for rows in (8, 16)]
@@ -64,18 +64,17 @@ def test_entries_are_replaced_together_and_in_all_combinations(
     assert first.endswith(" us  the tables")
     assert last.endswith(" us  the tables")
     for line, settings in ((second, ONE), (third, {})):
-        assert f"linear {ADDED}@8 {json.dumps(settings)}; linear {SCALED}@16 {json.dumps(TWO)}; " in line
+        assert f"linear {FIRST}@8 {json.dumps(settings)}; linear {SECOND}@16 {json.dumps(TWO)}; " in line
 
 
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (("linear", ADDED), "is not OPERATION KEY SETTINGS"),
-        (("norm", ADDED, "{}"), "is not OPERATION KEY SETTINGS"),
-        (("linear", f"{ADDED}@", "{}", "{"), "Expecting property name"),
-        (("linear", f"{ADDED}@some", "{}"), "is not OPERATION KEY SETTINGS"),
-        (("linear", "added-N1024-D3072", "{}"), "no key of a linear map"),
-        (("linear", ADDED, json.dumps(ONE | {"splits": 2})), "only the kernel `tiled` with splits of 1"),
+        (("linear", FIRST), "is not OPERATION KEY SETTINGS"),
+        (("norm", FIRST, "{}"), "is not OPERATION KEY SETTINGS"),
+        (("linear", f"{FIRST}@", "{}", "{"), "Expecting property name"),
+        (("linear", f"{FIRST}@some", "{}"), "is not OPERATION KEY SETTINGS"),
+        (("linear", "linear-N1000-D24", "{}"), "no key of a linear map"),
         (("linear", DOWN, json.dumps(ONE | {"tiles": 2})), "unknown field `tiles`"),
         (("moe", "any", "{}"), "missing required field"),
     ],
@@ -99,7 +98,7 @@ def test_a_target_runs_with_replaced_entries(
     targets, stack = tune("layer_targets"), tune("layers").Stack
     small: Any = targets.LayerTarget(lambda device: stack(2, 64, 4, 2, 96, head=16, device=device), (2,))
     monkeypatch.setattr(targets, "TARGETS", {"small": small})
-    what = ("small", "2", "--device", "cpu", "--turns", "2", *replace(ADDED, ONE))
+    what = ("small", "2", "--device", "cpu", "--turns", "2", *replace(FIRST, ONE))
     run_script(monkeypatch, "tune/layer_times", *what)
     times = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
     assert len(times) == 3
@@ -117,16 +116,16 @@ def test_settings_that_do_not_fit_are_left_out(
         left.append(calls)
 
     def call() -> float:
-        found = tuning.tuned("linear", GPU, ADDED, 8, {})
+        found = tuning.tuned("linear", GPU, FIRST, 8, {})
         if found == TWO:
             raise RuntimeError("no room")
         return 2.0 if found else 1.0
 
     monkeypatch.setattr(script, "captured", captured)
     monkeypatch.setattr(script, "seconds_in_turns", lambda several, turns: several)
-    tried: list[Any] = [{}, {("linear", ADDED, 8): TWO}, {("linear", ADDED, 8): ONE}, {}]
+    tried: list[Any] = [{}, {("linear", FIRST, 8): TWO}, {("linear", FIRST, 8): ONE}, {}]
     assert script.times_of(call, tried, GPU, 3) == [1.0, math.inf, 2.0, 1.0]
-    assert f"refused: linear {ADDED}@8 {json.dumps(TWO)}: no room" in capsys.readouterr().out
+    assert f"refused: linear {FIRST}@8 {json.dumps(TWO)}: no room" in capsys.readouterr().out
     assert len(left) == 3
 
 
@@ -135,7 +134,7 @@ def test_a_step_is_timed_with_replaced_entries(
     tune: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     what = ("tiny-text", "2", "--device", "cpu", "--steps", "3", "--prompt", "8")
-    run_script(monkeypatch, "tune/in_steps", *what, *replace(ADDED, ONE), *replace(SCALED, ONE, TWO))
+    run_script(monkeypatch, "tune/in_steps", *what, *replace(FIRST, ONE), *replace(SECOND, ONE, TWO))
     lines = [line for line in capsys.readouterr().out.splitlines() if " us  " in line]
     assert ["the tables" in line for line in lines] == [True, False, False, True]
     assert all(float(line.split()[0]) > 0 for line in lines)
