@@ -369,7 +369,7 @@ class Runner:
             # The forward wrote them before the tokens existed, so they need no event of their own.
             hidden = WrittenPages(self.pages.hidden, tokens.made)
         if self._transfers is not None:
-            self._transfers.pass_tokens(context.rows_R, tokens.made if tokens is not None else None)
+            self._transfers.pass_tokens(context.rows_R)
         scores = self._scorer.score(context) if self.has_last_layers else None
         end = self._end(tokens if not drafted else None, scores)
         codes = None
