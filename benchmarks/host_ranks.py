@@ -47,7 +47,7 @@ from omni_ar.run.worker import ArWorker
 
 DRIVER = ("kernels", "graphs", "events", "waits", "streams", "transfers")
 _LAYERS = 4
-_LAUNCHED = ("gather_tokens", "send_tensors")
+_LAUNCHED = ("gather_tokens", "post_tensors")
 """Phases that `sample_tokens` launches outside of graphs. All others do nothing."""
 
 driver = Counter[str]()
@@ -87,7 +87,8 @@ class _NoGroup:
 
     recv = broadcast = send
 
-    def wait(self) -> None: ...
+    def wait(self) -> None:
+        driver["waits"] += 1
 
 
 def _set_stream(stream: object) -> None:

@@ -7,7 +7,8 @@
 Dummy weights. Each of `--rows` requests draws tokens at temperature 1, twice: few tokens, and many. The time of a step is the
 difference of the two, over the difference of the tokens; the median of `--rounds`. With a pipeline, a row is in every second step
 of two ranks, and the time is that of a row's token. The stage is the thinker of the shape; its other stages are on the first device
-and idle.
+and idle. The host time of `sample_tokens` at the first rank is the median of all steps of the rounds, from `Omni.counters()`, whose
+groups of durations are 10 microseconds wide up to 200.
 
 --timeline: a folder for a timeline of each way with several ranks, of a further run with the last of `--rows`. Printed of each
 rank: how much of the time between the starts of its decode steps it is busy, and how long it is idle between two steps; the host
@@ -40,6 +41,7 @@ from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.timeline.read import read_trace
 from omni.timeline.report import make_report
+from omni.utils.duration_counts import DurationCounts
 from omni_ar.inputs import Prompt
 from shapes import SHAPES
 
@@ -50,7 +52,8 @@ PROMPT = 64
 
 @dataclass(frozen=True, slots=True)
 class RanksRun:
-    """milliseconds: of a row's token. experts: of a layer, if rows chose them at random; None for a dense stage. start: seconds."""
+    """milliseconds: of a row's token. experts: of a layer, if rows chose them at random; None for a dense stage. start: seconds.
+    sample_tokens_us: median."""
 
     ranks: int
     way: str
@@ -59,6 +62,7 @@ class RanksRun:
     tokens_per_second: float
     experts: float | None
     start: float
+    sample_tokens_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +112,19 @@ def measure(folder: str, arguments: argparse.Namespace, ranks: int, way: str) ->
         with random_prompts(omni, stage, sizes.vocab):
             for rows in arguments.rows:
                 generate(omni, stage, rows, FEW)
-                times = []
+                times, before = list[float](), omni.counters()[stage]
                 for _ in range(arguments.rounds):
                     few, many = (generate(omni, stage, rows, tokens) for tokens in (FEW, MANY))
                     times.append((many - few) / (MANY - FEW))
                 step = statistics.median(times)
-                runs.append(RanksRun(ranks, way, rows, step * 1e3, rows / step, sizes.used(rows), start))
-                print(f"{named(runs[-1])}, {rows} rows: {step * 1e3:.3f} ms a step, start {start:.1f} s", flush=True)
+                sampling = DurationCounts.of("sample_tokens", omni.counters()[stage], before).percentile(0.5)
+                assert sampling is not None
+                runs.append(RanksRun(ranks, way, rows, step * 1e3, rows / step, sizes.used(rows), start, sampling))
+                print(
+                    f"{named(runs[-1])}, {rows} rows: {step * 1e3:.3f} ms a step, sample_tokens {sampling:.0f} us p50,"
+                    f" start {start:.1f} s",
+                    flush=True,
+                )
         return runs
 
 
@@ -208,11 +218,21 @@ def main() -> None:
     alone = {run.rows: run.milliseconds for run in runs if run.ranks == 1}
     facts = environment() | {"shape": arguments.shape}
     print_facts(facts)
-    header = ("ranks", "rows", "token ms", "of one device's", "tokens/s", "experts at random", "start s")
+    header = (
+        "ranks",
+        "rows",
+        "token ms",
+        "of one device's",
+        "tokens/s",
+        "experts at random",
+        "start s",
+        "sample_tokens us",
+    )
     rows = [
         (named(r), str(r.rows), f"{r.milliseconds:.3f}",
          f"{r.milliseconds / alone[r.rows]:.2f}" if r.rows in alone else "", f"{r.tokens_per_second:.0f}",
-         f"{r.experts:.1f}" if r.experts is not None else "", f"{r.start:.1f}")
+         f"{r.experts:.1f}" if r.experts is not None else "", f"{r.start:.1f}",
+         f"{r.sample_tokens_us:.0f}")
         for r in runs
     ]  # fmt: skip
     print_table(header, rows)

@@ -52,6 +52,10 @@ class Communicator(Protocol):
         """Sends `x`, which is contiguous, to one rank. The host does not wait for that rank; on the CPU a copy is sent. Pairs of
         ranks send and receive in the same order, with equal shapes and dtypes."""
 
+    def post(self, x: Tensor, to: int) -> None:
+        """As `send`, but later work on the current stream does not wait for the transfer: `x` must not be overwritten before the
+        other rank has received it."""
+
     def receive(self, x: Tensor, source: int) -> PendingReceive:
         """Overwrites `x`, which is contiguous, with the next tensor from a rank. `x` must not be read or written before the tensor
         has arrived."""

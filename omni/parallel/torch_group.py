@@ -3,6 +3,7 @@
 Shape legend: R rows, N outputs of one rank.
 """
 
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,8 @@ from omni.parallel.peers import RankMemory
 from omni.parallel.silent import THERE
 from omni.parallel.watch import REMEDY
 
+_RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""Variables with the number of calls that torch's flight recorder keeps, which are read once in a process."""
 _SEND_SECONDS = timedelta(seconds=5)
 """Time for others to receive sent tensors before the group is closed."""
 _ARRIVED_SECONDS = timedelta(seconds=1)
@@ -53,7 +56,7 @@ def open_communicator(
     pairs = tuple(permutations(range(size), 2) if transfers is None else transfers)
     if names is None:
         names = names_of(range(size), size)
-    with _lost_ranks(names, rank):
+    with _lost_ranks(names, rank), _without_recorder():
         # NCCL would wait for a missing rank without a limit.
         store.set(f"rank {rank}", "here")
         store.wait([f"rank {other}" for other in range(size)], timeout)
@@ -66,6 +69,20 @@ def open_communicator(
             communicator = NcclCommunicator(store, rank, names, timeout, device, sums=collectives)
             _connect(communicator, device, collectives, pairs)
             return communicator
+
+
+@contextmanager
+def _without_recorder() -> Iterator[None]:
+    """The first group that a process opens while this is entered has torch record no calls of any group, unless the user sets a
+    size: the Python stack of each call is a considerable part of its host time, and the timeline has the calls."""
+    if any(name in os.environ for name in _RECORDER):
+        yield
+        return
+    os.environ[_RECORDER[0]] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(_RECORDER[0], None)
 
 
 def names_of(ranks: Iterable[int], size: int) -> list[str]:
@@ -134,6 +151,9 @@ class TorchCommunicator:
             self._sent.popleft()
         with _lost_ranks(self._names, self._rank, to):
             self._sent.append(self._group.send([x.clone()], to, self._tag(to, "sent")))
+
+    def post(self, x: Tensor, to: int) -> None:
+        self.send(x, to)
 
     def receive(self, x: Tensor, source: int) -> PendingReceive:
         if self._silent or not x.numel():
@@ -238,14 +258,21 @@ class NcclCommunicator(TorchCommunicator):
         if x.numel() and not self._silent:
             self._transfer(self._group.send, x, to)
 
+    def post(self, x: Tensor, to: int) -> None:
+        if x.numel() and not self._silent:
+            self._transfer(self._group.send, x, to, waits=False)
+
     def receive(self, x: Tensor, source: int) -> PendingReceive:
         if x.numel() and not self._silent:
             self._transfer(self._group.recv, x, source)
         return THERE
 
-    def _transfer(self, transfer: Callable[..., Work], x: Tensor, other: int) -> None:
+    def _transfer(self, transfer: Callable[..., Work], x: Tensor, other: int, waits: bool = True) -> None:
+        """waits: whether the current stream does; the host does not. NCCL has a stream for the transfers of two ranks."""
         try:  # a context manager is a considerable part of the host's time in a transfer
-            transfer([x], other, 0).wait()  # the current stream waits, not the host: NCCL has a stream for transfers
+            work = transfer([x], other, 0)
+            if waits:
+                work.wait()
         except dist.DistError as error:
             raise _lost(self._names, self._rank, other, error) from error
 

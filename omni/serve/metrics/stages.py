@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from omni.api import AsyncOmni
@@ -12,11 +13,14 @@ from omni.errors import OmniError
 from omni.pipeline import FRONTEND
 from omni.serve.limits import ServeLimits
 from omni.utils.draft_counts import DraftCounts
+from omni.utils.duration_counts import BOUNDS_US, DurationCounts
 
 _PATIENCE_SECONDS = 2.0
 """Time limit for the engine's answer, which it sends between two turns of its loop."""
 _HITS, _QUERIES, _HELD = "cached_tokens", "prompt_tokens", "cached_blocks"
 """Counters of a stage with a prefix cache. The last is the only one that falls."""
+_SAMPLING = "sample_tokens"
+"""Name of `DurationCounts` of an autoregressive stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +124,12 @@ class StageCollector(Collector):
         at = ("stage", "position")
         drafted = CounterMetricFamily("omni_drafted_tokens", "Drafts that were verified, by position.", labels=at)
         accepted = CounterMetricFamily("omni_accepted_drafts", "Drafts that became tokens, by position.", labels=at)
+        sampling = HistogramMetricFamily(
+            "omni_sample_tokens_seconds", "Host time of `sample_tokens`.", labels=("stage",)
+        )
         for stage, counts in numbers.counters.items():
             for name, count in counts.items():
-                if name != _HELD:
+                if name != _HELD and not name.startswith(f"{_SAMPLING}_"):
                     done.add_metric((stage, name), count)
             if _HITS in counts and _QUERIES in counts:
                 hits.add_metric((stage,), counts[_HITS])
@@ -133,4 +140,13 @@ class StageCollector(Collector):
                 accepted.add_metric((stage, str(position + 1)), drafts.accepted[position])
             if _HELD in counts:
                 cached.add_metric((stage,), counts[_HELD])
-        yield from (done, hits, queries, drafted, accepted, cached)
+            if f"{_SAMPLING}_us" in counts:
+                times = DurationCounts.of(_SAMPLING, counts)
+                sampling.add_metric((stage,), _buckets(times), sum_value=times.nanoseconds / 1e9)
+        yield from (done, hits, queries, drafted, accepted, cached, sampling)
+
+
+def _buckets(times: DurationCounts) -> list[tuple[str, int]]:
+    """Bound in seconds and number of durations up to it, as Prometheus counts."""
+    bounds = [*(str(bound / 1e6) for bound in BOUNDS_US), "+Inf"]
+    return list(zip(bounds, accumulate(times.counts), strict=True))

@@ -141,6 +141,11 @@ class SimulatedCommunicator:
         if x.numel() and not self._silent:
             self._group.links[self._rank, to].send(self._device, x)
 
+    def post(self, x: Tensor, to: int) -> None:
+        assert x.is_contiguous()
+        if x.numel() and not self._silent:
+            self._group.links[self._rank, to].send(self._device, x, posted=True)
+
     def receive(self, x: Tensor, source: int) -> PendingReceive:
         assert x.is_contiguous()
         if not x.numel() or self._silent:

@@ -1,8 +1,9 @@
 """Tensors that one simulated rank sends to another.
 
 Transfers are those of CUDA or those of the CPU. On CUDA a transfer occupies its stream: a sent tensor is read, and a received one
-written, until the stream goes on. On the CPU `send` copies, and received tensors come while the stream goes on; a phase that reads
-it calls `PendingReceive.wait`. Received memory holds garbage until its content has come.
+written, until the stream goes on; a posted one is read beside the stream, which goes on at once. On the CPU `send` and `post` copy,
+and received tensors come while the stream goes on; a phase that reads it calls `PendingReceive.wait`. Received memory holds garbage
+until its content has come.
 """
 
 import sys
@@ -75,8 +76,30 @@ def spoil(x: Tensor) -> None:
     x.fill_(torch.nan if x.dtype.is_floating_point else torch.iinfo(x.dtype).max)
 
 
-def arrive() -> None:
+def transfer() -> None:
     """The phase that accesses of transfers beside streams are reported as."""
+
+
+def _transfer_of(agent: SimulatedStream, running: Running) -> Running:
+    """A transfer of its own, beside the stream of the phase that begins it. agent: that makes it."""
+    begun = running.launched
+    agent.tick += 1
+    clock = list(begun.clock)
+    join(clock, agent.clock)
+    advance(clock, agent.agent, agent.tick)
+    agent.clock = clock
+    launched = QueuedPhase(
+        phase=transfer,
+        buffers=(),
+        number=begun.number,
+        tick=agent.tick,
+        clock=list(clock),
+        inference=begun.inference,
+        at=begun.at,
+        due_after=0.0,
+        images=(),
+    )
+    return Running(agent, launched)
 
 
 class TransferLink:
@@ -93,14 +116,19 @@ class TransferLink:
         )
         self._sent: list[_Sent] = []
         self._received: list[_Received] = []
+        self._reader: SimulatedStream | None = None
         self._writer: SimulatedStream | None = None
 
-    def send(self, device: SimulatedDevice, x: Tensor) -> None:
+    def send(self, device: SimulatedDevice, x: Tensor, posted: bool = False) -> None:
         running, number = device.running, len(self._sent)
+        if posted and self._blocks:
+            if self._reader is None:
+                self._reader = device.beside(running.stream, "post")
+            running = _transfer_of(self._reader, running)
         sent = _Sent(self._shared_time.now, list(running.launched.clock))
         self._sent.append(sent)
         if self._blocks:
-            self._send_later(device, x, running, sent, number)
+            self._send_later(device, x, running, sent, number, held=not posted)
         else:
             sent.content, sent.taken_at = x.clone(), sent.at
         delay = self._delays.draw()
@@ -112,10 +140,14 @@ class TransferLink:
 
         self._arriving.add(at, lambda: self._arrive(number))
 
-    def _send_later(self, device: SimulatedDevice, x: Tensor, running: Running, sent: _Sent, number: int) -> None:
+    def _send_later(
+        self, device: SimulatedDevice, x: Tensor, running: Running, sent: _Sent, number: int, held: bool
+    ) -> None:
+        """held: whether the stream goes on only after the tensor is read."""
         delay, meets = self._delays.draw(), self._delays.chance()
         taken = device.event(running.stream, list(sent.clock))
-        device.hold(taken)
+        if held:
+            device.hold(taken)
         reader = Running(running.stream, running.launched)
 
         def at() -> float | None:
@@ -133,7 +165,12 @@ class TransferLink:
 
     def receive(self, device: SimulatedDevice, x: Tensor) -> PendingReceive:
         running = device.running
-        writer = Running(running.stream, running.launched) if self._blocks else self._transfer_of(device, running)
+        if self._blocks:
+            writer = Running(running.stream, running.launched)
+        else:
+            if self._writer is None:
+                self._writer = device.beside(running.stream, "transfer")
+            writer = _transfer_of(self._writer, running)
         event = device.event(running.stream, list(writer.launched.clock))
         received = _Received(device, x, writer, event, self._shared_time.now)
         self._received.append(received)
@@ -142,29 +179,6 @@ class TransferLink:
             return received
         device.hold(event)
         return THERE
-
-    def _transfer_of(self, device: SimulatedDevice, running: Running) -> Running:
-        """A transfer of its own, beside the stream of the phase that begins it."""
-        if self._writer is None:
-            self._writer = device.beside(running.stream, "transfer")
-        writer, begun = self._writer, running.launched
-        writer.tick += 1
-        clock = list(begun.clock)
-        join(clock, writer.clock)
-        advance(clock, writer.agent, writer.tick)
-        writer.clock = clock
-        launched = QueuedPhase(
-            phase=arrive,
-            buffers=(),
-            number=begun.number,
-            tick=writer.tick,
-            clock=list(clock),
-            inference=begun.inference,
-            at=begun.at,
-            due_after=0.0,
-            images=(),
-        )
-        return Running(writer, launched)
 
     def _arrive(self, number: int) -> None:
         sent, received = self._sent[number], self._received[number]

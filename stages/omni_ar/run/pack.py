@@ -17,7 +17,6 @@ from omni_ar.kernels.step.draft_state import DraftFields
 from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
@@ -250,25 +249,27 @@ def pack_starts(
     shape: ArShape,
     processors: Sequence[NamedProcessor],
     limits: Limits,
-    drafter: Drafter | None = None,
+    drafter: Drafter | None,
+    draft_rate: int,
 ) -> PackedStarts:
+    """drafter, draft_rate: as for `pack_step`."""
     return PackedStarts(
         rows=upload.add(np.array([request.row_index for request in new], np.int64)),
         fields=upload.add(np.array([_fields(request) for request in new], np.int64)),
         table=upload.add(np.stack([request.held_table.ids for request in new])),
         sampling=pack_sampling(upload, [_starting(request, shape) for request in new], shape.vocab_size, processors),
-        drafts=_pack_drafts(upload, new, shape, limits, drafter) if drafter is not None else None,
+        drafts=_pack_drafts(upload, new, limits, drafter, draft_rate) if drafter is not None else None,
     )
 
 
 def _pack_drafts(
-    upload: Upload, new: Sequence[ArRequest], shape: ArShape, limits: Limits, drafter: Drafter
+    upload: Upload, new: Sequence[ArRequest], limits: Limits, drafter: Drafter, draft_rate: int
 ) -> PackedDrafts:
     texts = [_text(request, drafter)[: limits.max_model_len] for request in new]
     padded = np.full((len(texts), max(map(len, texts))), -1, np.int64)
     for row, text in zip(padded, texts, strict=True):
         row[: len(text)] = text
-    start = DraftFields(cap=0, rate=DraftPolicy.of(limits, shape, drafter).start_rate, proposed=0, offered=0, found=1)
+    start = DraftFields(cap=0, rate=draft_rate, proposed=0, offered=0, found=1)
     fields = np.array([start._replace(cap=most_drafts(request, limits)) for request in new], np.int64)
     return PackedDrafts(fields=upload.add(fields), text=upload.add(padded))
 
@@ -361,8 +362,10 @@ def pack_step(
     padded: int | None = None,
     padded_shape: PaddedShape | None = None,
     drafter: Drafter | None = None,
+    draft_rate: int = 0,
 ) -> PackedStep:
-    """Fills `upload`. padded: rows of the batch, null rows included; None for no padding. padded_shape: None for the smallest."""
+    """Fills `upload`. padded: rows of the batch, null rows included; None for no padding. padded_shape: None for the smallest.
+    draft_rate: `DraftFields.rate` of rows that start."""
     padded_shape = padded_shape or plan.padded_shape
     sampled = plan.sampled
     size = len(sampled) if padded is None else padded
@@ -379,7 +382,9 @@ def pack_step(
         advance=PackedSpan(spans.advance.start, (len(sampled),)),
         steps=spans.steps,
         new_blocks=upload.add(_pack_new_blocks(plan, limits.max_blocks)) if plan.new_blocks else None,
-        starts=pack_starts(upload, plan.starts, shape, processors, limits, drafter) if plan.starts else None,
+        starts=pack_starts(upload, plan.starts, shape, processors, limits, drafter, draft_rate)
+        if plan.starts
+        else None,
         chunks=pack_chunks(upload, plan, shape, limits, padded_shape) if plan.chunks else None,
         edits=pack_edits(upload, edits, shape.vocab_size) if edits else None,
     )

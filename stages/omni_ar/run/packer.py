@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni.device import Upload, Uploader
-from omni_ar.drafters import Drafter, PagedDrafter
+from omni_ar.drafters import Drafter
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
@@ -38,6 +38,7 @@ class StepPacker:
         shape: ArShape,
         limits: Limits,
         processors: Sequence[NamedProcessor],
+        policy: DraftPolicy,
         drafter: Drafter | None = None,
     ) -> None:
         self._uploader = uploader
@@ -45,7 +46,7 @@ class StepPacker:
         self._limits = limits
         self._processors = processors
         self._drafter = drafter
-        self._policy = DraftPolicy.of(limits, shape, drafter)
+        self._policy = policy
         self._drafts_late = drafter is not None and limits.micro_batches > 1
         self._uploaded: _Steady | None = None
         """The batch whose inputs are in the upload buffer."""
@@ -94,7 +95,7 @@ class StepPacker:
         """Returns `StepLaunch.draft_blocks`. A drafter with weights runs only if some rows are likely to verify its drafts."""
         limits, ends = self._limits, [chunk for chunk in plan.chunks if chunk.last]
         wanted = self._policy.pays([request.draft_gain for request in plan.decodes])
-        if isinstance(self._drafter, PagedDrafter) and not wanted and all(each.request.undrafted for each in ends):
+        if self._policy.has_weights and not wanted and all(each.request.undrafted for each in ends):
             return 0
         lengths = [request.num_computed_tokens + 1 + plan.drafts for request in plan.decodes]
         lengths += [chunk.start + chunk.length for chunk in ends]
@@ -129,6 +130,7 @@ class StepPacker:
                 padded=padded,
                 padded_shape=padded_shape,
                 drafter=self._drafter,
+                draft_rate=self._policy.start_rate,
             )
         except Exception:
             self._uploader.cancel(upload)

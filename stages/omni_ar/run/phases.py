@@ -356,7 +356,15 @@ _BY_CATEGORY = {
         *("take_hidden", "accept_received", "spread_rows", "fill_random"),
     ),
     PhaseCategory.TRANSFER: (
-        *("receive_tensors", "send_tensors", "copy_tensor", "gather_fields", "gather_tokens", "void_tokens"),
+        *(
+            "receive_tensors",
+            "send_tensors",
+            "post_tensors",
+            "copy_tensor",
+            "gather_fields",
+            "gather_tokens",
+            "void_tokens",
+        ),
         "send_inputs",
     ),
     PhaseCategory.FORWARD: (

@@ -1,13 +1,14 @@
 """Transfers between the parts of a sequence of layers (pipeline parallelism): hidden states to the layers after, and the tokens
-that were sampled there back to the layers before. Each has a stream and a communicator of its own, so the main stream waits for
-neither until a phase reads the arrived tensors.
+that were sampled there back to the layers before. Each has a communicator of its own, and streams, so the main stream waits for
+neither until a phase reads the arrived tensors. Tokens leave from the main stream: nothing is enqueued after such a transfer that
+would wait for it (`Communicator.post`).
 
 | buffer | written by | read by | free again |
 |---|---|---|---|
 | `HiddenTransfers.received`, `.sent` | `take_hidden`, `run_forward` | `run_forward`, `copy_tensor` | stream order |
 | slot for hidden states to come | the transfer, on its stream | `take_hidden`, main stream | the event after it |
 | slot for hidden states to send | `copy_tensor`, main stream | the transfer, on its stream | the event after it |
-| slot for tokens to send | `gather_fields` or `gather_tokens`, main stream | the transfer, on its stream | as `TokenSender` says |
+| slot for tokens to send | `gather_fields` or `gather_tokens`, main stream | the transfer | as `TokenSender` says |
 | slot for tokens to come | the transfer, on its stream | `accept_received`, main stream | the event after it |
 """
 
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from omni.device import Event, Launch
+from omni.device import Launch
 from omni.parallel import PipelineRank
 from omni_ar.kernels.step.draft_state import DRAFT_FIELDS
 from omni_ar.kernels.step.state import FIELD_INDEX, ROW_FIELDS, RowState
@@ -30,7 +31,7 @@ from omni_ar.run.phases import set_counter
 from omni_ar.run.source import LocalTokens, TokenSource
 from omni_ar.run.state import Resources, next_width
 from omni_ar.run.step import StepContext, TokenHandoff
-from omni_ar.run.transfer_slots import PendingReceives, Slot, SlotRing, receive_tensors, send_tensors
+from omni_ar.run.transfer_slots import PendingReceives, Slot, SlotRing, post_tensors, receive_tensors, send_tensors
 
 _SLOTS = 2
 """Two slots for hidden states: one is transferred while the other is read or written."""
@@ -193,7 +194,6 @@ class TokenSender:
 
     def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
-        self._stream = stage.device.stream(f"{stage.name}-tokens", priority=stage.priority)
         self._slots = _token_slots(stage, pipeline.size)
         self._others = range(pipeline.position)
         self._next = 0
@@ -213,17 +213,16 @@ class TokenSender:
         if self._fields_alone:
             self._stage.device.launch(self._stage.stream, set_counter, self._next_1, self._next)
 
-    def transfer(self, step: int, rows_R: Tensor | None, count: int, made: Event | None) -> None:
-        """Launches the transfer of a step's tokens. rows_R: its `count` sampled rows; None if it failed. made: as in
-        `TokenHandoff`; None if it failed."""
+    def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
+        """Launches the transfer of a step's tokens. rows_R: its `count` sampled rows; None if it failed."""
         stage, message = self._stage, self._message(self._next, count)
         self._next = (self._next + 1) % self._pipeline.size
-        if rows_R is None or not self._fields_alone:
-            made = self._written(rows_R, message)
-        assert made is not None
+        if rows_R is None:
+            stage.device.launch(stage.stream, void_tokens, stage.rows, stage.limits.null_row, message)
+        elif not self._fields_alone:
+            stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, message)
         sent = (message.fields_RF,) if self._fields_alone else message.sent
-        stage.device.wait(self._stream, made)
-        stage.device.launch(self._stream, send_tensors, self._pipeline.tokens, self._others, sent)
+        stage.device.launch(stage.stream, post_tensors, self._pipeline.tokens, self._others, sent)
 
     def _message(self, slot: int, count: int) -> TokenMessage:
         message = self._messages.get((slot, count))
@@ -231,15 +230,6 @@ class TokenSender:
             message = TokenMessage.of(tuple(tensor[slot] for tensor in self._slots), count)
             self._messages[slot, count] = message
         return message
-
-    def _written(self, rows_R: Tensor | None, message: TokenMessage) -> Event:
-        """Launches what writes a message, and returns the event after it."""
-        stage = self._stage
-        if rows_R is None:
-            stage.device.launch(stage.stream, void_tokens, stage.rows, stage.limits.null_row, message)
-        else:
-            stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, message)
-        return stage.device.record(stage.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +279,7 @@ class ReceivedTokens:
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff | None:
         return None
 
-    def transfer(self, step: int, rows_R: Tensor | None, count: int, made: Event | None) -> None:
+    def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
         """Launches the transfer of the tokens of a step, which samples `count` rows."""
         arrivals = PendingReceives()
 

@@ -15,6 +15,7 @@ from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.captured_decodes import CapturedDecodes
 from omni_ar.run.codes import CodePrediction
+from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.drafting import Drafting
 from omni_ar.run.forward import CapturedChunks, ChunkStep, Forward, ForwardLaunches
 from omni_ar.run.late_drafts import LateDrafts
@@ -119,7 +120,8 @@ class Runner:
         self.source: TokenSource = own if source is None else source(stage)
         self._scorer = Scorer(stage)
         self._batch_inputs = MicroBatchInputs(device, self.stream, self._uploader, limits)
-        self._packer = StepPacker(self._uploader, model.shape, limits, processors, drafter)
+        self.draft_policy = DraftPolicy.of(limits, model.shape, drafter)
+        self._packer = StepPacker(self._uploader, model.shape, limits, processors, self.draft_policy, drafter)
         self._sent: int | None = None
         """The newest step that the other ranks were sent."""
 
@@ -367,7 +369,7 @@ class Runner:
             # The forward wrote them before the tokens existed, so they need no event of their own.
             hidden = WrittenPages(self.pages.hidden, tokens.made)
         if self._transfers is not None:
-            self._transfers.pass_tokens(context.rows_R, tokens.made if tokens is not None else None)
+            self._transfers.pass_tokens(context.rows_R)
         scores = self._scorer.score(context) if self.has_last_layers else None
         end = self._end(tokens if not drafted else None, scores)
         codes = None

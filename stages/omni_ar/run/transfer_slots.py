@@ -45,6 +45,12 @@ def send_tensors(communicator: Communicator, to: Sequence[int], tensors: Sequenc
             communicator.send(tensor, rank)
 
 
+def post_tensors(communicator: Communicator, to: Sequence[int], tensors: Sequence[Tensor]) -> None:
+    for rank in to:
+        for tensor in tensors:
+            communicator.post(tensor, rank)
+
+
 @dataclass(slots=True)
 class Slot:
     """tensors: of the largest step. filled, free: after the work that filled it last, and that emptied it."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from omni.device import Event
 from omni.errors import LostRankError, error_text
 from omni.parallel import Communicator, Ranks
 from omni_ar.kernels.step.state import RowState
@@ -75,7 +74,6 @@ class StepTransfers:
         self._left: dict[str, Callable[[], None]] = {}
         """Transfers of the step that have not been launched, in order."""
         self._rows_R: Tensor | None = None
-        self._made: Event | None = None
 
     @property
     def awaited(self) -> PendingTokens | None:
@@ -111,15 +109,14 @@ class StepTransfers:
         """Sends to the rank with the following layers, if there is one."""
         self._run("send")
 
-    def pass_tokens(self, rows_R: Tensor, made: Event | None) -> None:
-        """Sends or receives the tokens of the sampled rows; a no-op for a step without sampled rows. made: as in `TokenHandoff`;
-        None without a handoff here."""
-        self._rows_R, self._made = rows_R, made
+    def pass_tokens(self, rows_R: Tensor) -> None:
+        """Sends or receives the tokens of the sampled rows; a no-op for a step without sampled rows."""
+        self._rows_R = rows_R
         self._run("tokens")
 
     def finish(self) -> None:
         """Launches the transfers that a failed step has left out."""
-        self._rows_R = self._made = None
+        self._rows_R = None
         for name in tuple(self._left):
             self._run(name)
 
@@ -145,4 +142,4 @@ class StepTransfers:
 
     def _pass(self, step: StepLaunch) -> None:
         assert self._tokens is not None
-        self._tokens.transfer(step.step, self._rows_R, step.count, self._made)
+        self._tokens.transfer(step.step, self._rows_R, step.count)

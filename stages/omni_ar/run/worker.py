@@ -1,6 +1,7 @@
 """The stage worker: handles messages, and advances scheduler, runner and output processor. It never blocks."""
 
 import itertools
+import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 from weakref import proxy
@@ -22,8 +23,7 @@ from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks.pool import BlockPool, BlockTable
 from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
-from omni_ar.run.counters import request_counts
-from omni_ar.run.draft_policy import DraftPolicy
+from omni_ar.run.counters import LaunchCounts, request_counts
 from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import OutputProcessor
@@ -80,7 +80,6 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._pool = BlockPool(num_blocks)
         self._spiller = Spiller(runner.device, runner.stream, limits.max_model_len)
         self._reclaimer = Reclaimer(self._pool, self._spiller)
-        policy = DraftPolicy.of(limits, shape, drafter)
         self._allocator = Allocator(
             self._rows,
             self._pool,
@@ -90,9 +89,10 @@ class ArWorker(MailboxWorker[ArRequest]):
             code_pages=runner.pages.codes,
             prefix_cache=options.prefix_cache,
             conditioned=shape.conditioned,
-            paged_drafts=policy.has_weights,
+            paged_drafts=runner.draft_policy.has_weights,
             looks_ahead=isinstance(drafter, PagedDrafter) and drafter.feature_shape is not None,
         )
+        policy = runner.draft_policy
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, policy, listeners=listeners)
         self._conditioning = ConditioningStore(
             name, runner.device, runner.stream, conditioning=runner.conditioning, shape=shape, limits=limits
@@ -112,7 +112,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             drafts=limits.drafts,
             interval=options.stream_interval or (_FRAMES_INTERVAL if runner.pages.codes is not None else 1),
         )
-        self._prefill_tokens = self._decode_rows = self._steps = 0
+        self._launched = LaunchCounts()
         self._polled = False
         """Whether `poll` has done the first part of the next tick."""
 
@@ -133,15 +133,14 @@ class ArWorker(MailboxWorker[ArRequest]):
         """prompt_tokens: prompt tokens of requests at their first start. cached_tokens: those of them that were in the
         prefix cache. prefill_tokens: tokens run in chunks, recomputed ones included. decode_tokens: one for each row of
         each launched decode step, and those that drafts add to it, once they are read. discarded_tokens: tokens read after the
-        end of their request, also of the step that ended it. retries: failed steps that were run again, request by request. Of a
-        stage with a drafter also those of `DraftCounts`."""
-        return self._output_processor.drafts.numbers() | {
-            "steps": self._steps,
+        end of their request, also of the step that ended it. retries: failed steps that were run again, request by request. Those
+        of `DurationCounts`: host time of `sample_tokens`. Of a stage with a drafter also those of `DraftCounts`."""
+        read = self._output_processor
+        counts = read.drafts.numbers() | self._launched.numbers(read.further_tokens)
+        return counts | {
             "prompt_tokens": self._allocator.prompt_tokens,
             "cached_tokens": self._allocator.cached_tokens,
-            "prefill_tokens": self._prefill_tokens,
-            "decode_tokens": self._decode_rows + self._output_processor.further_tokens,
-            "discarded_tokens": self._output_processor.discarded,
+            "discarded_tokens": read.discarded,
             "preemptions": self._allocator.preemptions,
             "spilled_rows": self._spiller.entries,
             "evicted_blocks": self._pool.evictions,
@@ -365,15 +364,15 @@ class ArWorker(MailboxWorker[ArRequest]):
                 with device.host_span(stream, "execute_model", step=plan.step, **numbers):
                     context = self._runner.execute_model(plan)
                 with device.host_span(stream, "sample_tokens", step=plan.step):
+                    since = time.perf_counter_ns()
                     step = self._runner.sample_tokens(context)
+                    took = time.perf_counter_ns() - since
         except LostRankError:
             raise  # no further step can succeed: the error ends the engine
         except BaseException as error:
             self._isolate(plan, exception_of(error))
             return
-        self._steps += 1
-        self._decode_rows += len(plan.decodes)
-        self._prefill_tokens += prefilled
+        self._launched.add(len(plan.decodes), prefilled, took)
         self._scheduler.launched(plan)
         self._output_processor.launched(step, plan.requests)
 

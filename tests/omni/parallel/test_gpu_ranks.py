@@ -1,5 +1,6 @@
 """Collectives between GPUs: on the stream that is current, without a wait of the host, and in captured graphs."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -93,6 +94,28 @@ def test_transfers_follow_the_current_stream_and_the_host_does_not_wait() -> Non
 
     _, received = on_gpus(work)
     assert all(torch.equal(x, given(0, seed, 300)) for seed, x in enumerate(received))
+
+
+def test_work_after_a_post_does_not_wait_for_the_other_gpu() -> None:
+    """More than NCCL's own buffers hold: a send would not end before the receive begins."""
+    gone_on = threading.Event()
+
+    def work(ranks: Communicator, device: torch.device) -> list[Tensor]:
+        slot = torch.zeros(8192, WIDTH, dtype=torch.bfloat16, device=device)
+        if ranks.rank == 0:
+            slot.copy_(given(0, 0, 8192))
+            ranks.post(slot, 1)
+            later = torch.cuda.Event()
+            later.record()
+            later.synchronize()
+            gone_on.set()
+        else:
+            assert gone_on.wait(PATIENCE_SECONDS)
+            ranks.receive(slot, 0).wait()
+        return [slot]
+
+    _, (received,) = on_gpus(work)
+    assert torch.equal(received, given(0, 0, 8192))
 
 
 def test_a_captured_graph_contains_the_collectives() -> None:

@@ -56,7 +56,8 @@ def test_columns_that_are_not_contiguous_are_gathered() -> None:
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
 
-def test_sends_copy_their_tensors_and_arrive_in_order() -> None:
+@pytest.mark.parametrize("posted", [False, True])
+def test_sends_copy_their_tensors_and_arrive_in_order(posted: bool) -> None:
     """More than a socket holds, overwritten at once: a send takes a copy, and does not wait for the receiver."""
     sizes = [(1,), (0, 3), (3, 5), (300, 1000), (7,)] * 3
 
@@ -65,8 +66,9 @@ def test_sends_copy_their_tensors_and_arrive_in_order() -> None:
         if ranks.rank == 1:
             for number, (shape, dtype) in enumerate(shapes):
                 x = given(number, shape).to(dtype)
-                ranks.send(x, 0)
-                ranks.send(x, 2)
+                send = ranks.post if posted else ranks.send
+                send(x, 0)
+                send(x, 2)
                 x.zero_()
             return []
         received = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]

@@ -26,8 +26,9 @@ PAGE = (REPOSITORY / "docs" / "serving.md").read_text()
 OF_STAGES = {
     *("omni_prefix_cache_hit_tokens_total", "omni_prefix_cache_query_tokens_total", "omni_prefix_cache_blocks"),
     *("omni_drafted_tokens_total", "omni_accepted_drafts_total"),
+    "omni_sample_tokens_seconds_bucket",
 }
-"""Only a stage with a prefix cache or a drafter has them, and a stage of the echo model has no counters."""
+"""Only a stage with a prefix cache, a drafter or a sampler has them, and a stage of the echo model has no counters."""
 NAME = re.compile(r"\b(?:omni|process)_[a-z_]+\b")
 
 
@@ -56,7 +57,8 @@ def exposed(metrics_text: str) -> dict[str, set[str]]:
     """Labels by name of every sample."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics_text):
-        found.setdefault(f"{family.name}_total" if family.type == "counter" else family.name, set())
+        ending = {"counter": "_total", "histogram": "_bucket"}.get(family.type, "")
+        found.setdefault(f"{family.name}{ending}", set())
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found

@@ -190,6 +190,22 @@ def test_a_stage_with_a_drafter_says_how_many_drafts_are_accepted(tmp_path: Path
         assert ("omni_drafted_tokens_total", ("4", "text")) not in found
 
 
+def test_the_time_of_sampling_is_a_histogram(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "tiny", seed=1)
+    omni = AsyncOmni(tmp_path / "tiny", device="cpu", plugins=tiny_plugins(), overrides=STRICT)
+    with served(omni) as server:
+        assert server.post(CHAT, json=HELLO).status_code == 200
+        counters, found = omni.counters()["text"], read(server)
+    name, steps = "omni_sample_tokens_seconds", counters["steps"]
+    assert found[f"{name}_count", ("text",)] == found[f"{name}_bucket", ("+Inf", "text")] == steps > 0
+    assert found[f"{name}_sum", ("text",)] == pytest.approx(counters["sample_tokens_us"] / 1e6)
+    shortest = min(
+        int(each.removeprefix("sample_tokens_us_")) for each in counters if each.startswith("sample_tokens_us_")
+    )
+    assert found[f"{name}_bucket", (str(shortest / 1e6), "text")] == counters[f"sample_tokens_us_{shortest}"]
+    assert not any(key[0] == "omni_stage_events_total" and "sample_tokens" in "".join(key[1]) for key in found)
+
+
 def test_an_engine_that_is_gone_is_not_up(echo_folder: Path) -> None:
     with served(echo_omni(echo_folder)) as doomed:
         doomed.post(CHAT, json={**HELLO, "messages": [{"role": "user", "content": BREAK_LOOP}]})

@@ -68,7 +68,6 @@ OF_RANKS = {
     "omni_ar.run.pipeline.HiddenTransfers.receive.take#1",
     "omni_ar.run.pipeline.ReceivedTokens._accept.accept#1",
     "omni_ar.run.pipeline.ReceivedTokens.awaited#1",
-    "omni_ar.run.pipeline.TokenSender.transfer#1",
     "omni_ar.run.transfers.InputTransfers.transfer#1",
 }
 """Ask a store of ranks, or wait for another rank: tests/omni/parallel, tests/stages/omni_ar/test_ranks.py and

@@ -23,6 +23,10 @@ def send(communicator: Communicator, x: Tensor, to: int) -> None:
     communicator.send(x, to)
 
 
+def post(communicator: Communicator, x: Tensor, to: int) -> None:
+    communicator.post(x, to)
+
+
 def receive(communicator: Communicator, x: Tensor, source: int, arrivals: list[PendingReceive]) -> None:
     arrivals.append(communicator.receive(x, source))
 
@@ -64,9 +68,11 @@ class World:
     def stream(self, rank: int, name: str) -> Stream:
         return self.ranks.devices[rank].stream(name)
 
-    def send(self, rank: int, stream: Stream, x: Tensor) -> None:
+    def send(
+        self, rank: int, stream: Stream, x: Tensor, phase: Callable[[Communicator, Tensor, int], None] = send
+    ) -> None:
         communicator = self.ranks.ranks[rank].communicator
-        self.ranks.devices[rank].launch(stream, send, communicator, x, 1 - rank)
+        self.ranks.devices[rank].launch(stream, phase, communicator, x, 1 - rank)
 
     def receive(self, rank: int, stream: Stream, x: Tensor, arrivals: list[PendingReceive] | None = None) -> None:
         communicator = self.ranks.ranks[rank].communicator
@@ -132,6 +138,39 @@ def test_sent_memory_is_read_until_its_stream_goes_on(seed: int, blocks: bool, o
     world.run()
     assert bool(world.races) == reported
     assert reported or world.y.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("blocks", "answered", "reported"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_posted_memory_is_read_until_the_other_rank_has_it(
+    seed: int, blocks: bool, answered: bool, reported: bool
+) -> None:
+    """answered: whether the phase that overwrites it follows an answer of that rank."""
+    world = World(seed, blocks=blocks)
+    posts, receives = world.stream(0, "posts"), world.stream(1, "receives")
+    world.send(0, posts, world.x, post)
+    world.receive(1, receives, world.y)
+    if answered:
+        world.send(1, receives, world.y)
+        world.receive(0, posts, world.out)
+    world.here.launch(posts, fill, world.x, 8.0)
+    world.run()
+    assert bool(world.races) == reported
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_work_after_a_post_does_not_wait_for_the_other_rank(seed: int) -> None:
+    world = World(seed, blocks=True)
+    posts = world.stream(0, "posts")
+    world.send(0, posts, world.x, post)
+    world.here.launch(posts, fill, world.out, 8.0)
+    world.run()
+    assert world.out.tolist() == [8.0] * 4
+    world.receive(1, world.stream(1, "receives"), world.y)
+    world.run()
+    assert world.y.tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("seed", SEEDS)

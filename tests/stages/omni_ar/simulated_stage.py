@@ -113,7 +113,12 @@ TALKER = Kind(DeepTalker, ask_talker, lambda driver, name: driver.frames(name), 
 KINDS = {"text": TEXT, "conditioned": CONDITIONED, "talker": TALKER}
 
 
-CONTENTS: Mapping[str, Sequence[int]] = {"send_tensors": (2,), "receive_tensors": (2,), "send_inputs": (1, 3)}
+CONTENTS: Mapping[str, Sequence[int]] = {
+    "send_tensors": (2,),
+    "post_tensors": (2,),
+    "receive_tensors": (2,),
+    "send_inputs": (1, 3),
+}
 """The arguments of transfers that have their tensors."""
 
 

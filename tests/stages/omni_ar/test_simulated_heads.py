@@ -193,7 +193,6 @@ WAITS: dict[tuple[str, str | None], tuple[int, ...]] = {
     (f"{PIPELINE}.ReceivedTokens._accept.accept#1", None): (1, 2),
     (f"{SLOTS_FILE}.SlotRing.fill#1", "ar-tokens"): (1, 2),
     (f"{SLOTS_FILE}.SlotRing.drain#1", "ar"): (0, 1, 2),
-    (f"{PIPELINE}.TokenSender.transfer#1", None): (0,),
 }
 """As in test_simulated_ranks.py."""
 REMOVALS = [(wait, stream, rank) for (wait, stream), ranks in WAITS.items() for rank in ranks]

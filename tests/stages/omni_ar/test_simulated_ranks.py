@@ -13,6 +13,7 @@ from omni_ar.run import pipeline
 from omni_ar.run.pipeline import ReceivedTokens, TokenSender
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.state import Resources
+from omni_ar.run.transfer_slots import post_tensors
 from omni_ar.run.transfers import InputTransfers, StepTransfers
 from tests.stages.omni_ar.simulated_stage import Scenario, SimulatedRequest, run, run_seed
 from tests.support.tiers import SLOW, few
@@ -125,7 +126,6 @@ WAITS: dict[tuple[str, str | None], tuple[int, ...]] = {
     (f"{SLOTS_FILE}.SlotRing.fill#1", "ar-tokens"): (1, 2),
     (f"{SLOTS_FILE}.SlotRing.drain#1", "ar"): (0, 1, 2),
     (f"{SLOTS_FILE}.SlotRing.drain#1", "ar-send"): (1, 2),
-    (f"{PIPELINE}.TokenSender.transfer#1", None): (0,),
 }
 """By wait, or phase that waits for an arrival, and stream: the ranks of three that have it. Rank 2 has the first layers."""
 REMOVALS = [(wait, stream, rank) for (wait, stream), ranks in WAITS.items() for rank in ranks]
@@ -191,6 +191,7 @@ RULES: dict[str, tuple[object, str, object]] = {
     "tokens are accepted in order": (ReceivedTokens, "begin", newest_first),
     "slots for the tokens that are on their way": (pipeline, "_token_slots", fewer_slots(PARTS + 1, by=2)),
     "slots for the tokens that others may read": (pipeline, "_token_slots", fewer_slots(PARTS, by=1)),
+    "a slot for hidden states is free after its transfer": (pipeline, "send_tensors", post_tensors),
 }
 
 
