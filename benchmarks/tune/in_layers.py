@@ -7,10 +7,10 @@ A target is a part of a model, in one CUDA graph: all passes of a codec frame, o
 (`descent.py`): whether the next kernel may begin early enough, and finds its weights in the L2 cache, counts too.
 
 The shapes are those that the target looks up for exactly that number of rows. For each, these are tried: cuBLAS; what the tables
-have for the shape, at any number of rows, with `early` and without; and candidates of `linear_candidates.py`, up to `--most`, from each kernel in turn,
-beginning with those whose warps fill the device about once. For a norm and the product behind it: both in one kernel, and each on
-its own. In one kernel the norm cannot add up parts, so it is tried together with the best setting of the product before that
-leaves none.
+have for the shape, at any number of rows, with `early` and without; and candidates of `linear_candidates.py`, up to `--most`, from
+each kernel in turn, beginning with those whose warps fill the device about once. For a norm and the product behind it: both in one
+kernel, and each on its own. In one kernel the norm cannot add up parts, so it is tried together with the best setting of the
+product before that leaves none.
 
 With `--beside` each time is the sum of three: of the target alone; of the target while another one keeps a stream of lower priority
 busy, as a thinker does beside a talker; and the time that the other one loses meanwhile. What is fastest alone may leave it none.
@@ -39,8 +39,8 @@ from descent import Choice, Setting, Times, descend, shown
 from layer_targets import TARGETS, LayeredPart, Lookups
 from linear import LinearCase, launch
 from linear_candidates import held_candidates, split_candidates, streamed_candidates, tiled_candidates
-from target_timer import CUDA, TargetTimer
 from msgspec.structs import replace
+from target_timer import CUDA, TargetTimer
 from triton.runtime.errors import TritonError
 
 from bench.arguments import need_cuda, output_file, positive_float, positive_int
