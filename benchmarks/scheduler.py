@@ -21,7 +21,7 @@ from bench.arguments import at_least, output_file
 from omni.device.cpu import CpuDevice
 from omni.sampling import SamplingParams
 from omni_ar.inputs import Prompt
-from omni_ar.model import ArShape
+from omni_ar.model import ArShape, PassWeights
 from omni_ar.options import ArOptions
 from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks.pool import BlockPool
@@ -69,7 +69,7 @@ class QueueCase:
             prefix_cache=True,
             conditioned=False,
         )
-        policy = DraftPolicy(drafts=0, experts=None, adaptive=True, has_weights=False)
+        policy = DraftPolicy(drafts=0, weights=PassWeights(0, 1), adaptive=True)
         self.scheduler = Scheduler(allocator, limits, False, policy)
         self.rows = rows
         self._reserve: list[int] = []

@@ -30,6 +30,23 @@ class ExpertShape:
         return 1.0 - (1.0 - self.top_k / self.num_experts) ** tokens
 
 
+@dataclass(frozen=True, slots=True)
+class PassWeights:
+    """The weights that a pass of a model over tokens reads. bytes: of all that any token uses. layers: number of layers that run,
+    and of what takes as long besides. experts: None if each token uses all weights."""
+
+    bytes: int
+    layers: int
+    experts: ExpertShape | None = None
+
+    def read(self, tokens: int) -> float:
+        """Bytes that so many tokens read together, on average, if each chooses experts at random."""
+        experts = self.experts
+        if experts is None:
+            return self.bytes
+        return self.bytes * (1.0 + experts.weights * experts.share_used(tokens)) / (1.0 + experts.weights)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArShape:
     """The sizes of a model, for the runner's allocations and inputs.

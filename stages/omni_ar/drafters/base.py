@@ -17,7 +17,7 @@ from omni.sampling import SamplingParams
 from omni.stage import StageContext
 from omni_ar.attention import AttentionBackend, KVCache
 from omni_ar.kernels.step.state import RowFields
-from omni_ar.model import ArModel, Batch
+from omni_ar.model import ArModel, Batch, PassWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +158,12 @@ class PagedDrafter(Drafter):
     @property
     @abstractmethod
     def weight_bytes(self) -> int: ...
+
+    @property
+    def pass_weights(self) -> PassWeights:
+        """What one of the passes reads that make a draft each: the stage compares it with a step of its own, to decide whether
+        drafts are worth their time. By default all weights of the drafter."""
+        return PassWeights(self.weight_bytes, self.cache_shape.num_layers)
 
     @property
     def feature_shape(self) -> FeatureShape | None:

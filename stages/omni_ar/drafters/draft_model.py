@@ -4,10 +4,11 @@ from torch import Tensor
 
 from omni.checkpoint import Checkpoint
 from omni.errors import ConfigError
+from omni.stage import module_bytes
 from omni_ar.drafters.base import CacheShape, DraftSetup
 from omni_ar.drafters.model import DraftModel, ModelDrafter
 from omni_ar.drafters.vocabulary import check_tables
-from omni_ar.model import ArModel, Batch, CodecModel, NextTokens
+from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PassWeights
 
 
 class ArDraftModel(DraftModel):
@@ -23,6 +24,10 @@ class ArDraftModel(DraftModel):
     def cache_shape(self) -> CacheShape:
         shape = self.model.shape
         return CacheShape(num_layers=shape.num_kv_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+
+    @property
+    def pass_weights(self) -> PassWeights:
+        return PassWeights(module_bytes(self.model), self.model.shape.num_kv_layers, self.model.shape.experts)
 
     def forward(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
         # The stage may pad the vocabulary further than this model, and a request may have any of its ids.

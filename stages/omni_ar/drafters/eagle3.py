@@ -17,6 +17,7 @@ from omni.checkpoint import Checkpoint, load_weights
 from omni.checkpoint.checks import RESTORE_FILE, Section
 from omni.checkpoint.hf_config import parse_config
 from omni.errors import CheckpointError, ConfigError, quoted
+from omni.stage import module_bytes
 from omni_ar.drafters.base import CacheShape, DraftSetup, FeatureShape
 from omni_ar.drafters.heads import StageVocabulary, errors_of
 from omni_ar.drafters.model import DraftModel, ModelDrafter
@@ -34,7 +35,7 @@ from omni_ar.layers import (
 )
 from omni_ar.layers.decoder import decoder_layer
 from omni_ar.layers.linear import FactoryKwargs
-from omni_ar.model import Batch
+from omni_ar.model import Batch, PassWeights
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _MODEL = "model."
@@ -126,6 +127,15 @@ class Eagle3Head(DraftModel):
         return CacheShape(num_layers=1, num_kv_heads=self._decoder.num_kv_heads, head_dim=self._decoder.head_dim)
 
     @property
+    def pass_weights(self) -> PassWeights:
+        read = module_bytes(self)
+        if self.embed_tokens is not None and (
+            self.lm_head is None or self.lm_head.weight is not self.embed_tokens.weight
+        ):
+            read -= self.embed_tokens.weight.nbytes
+        return PassWeights(read + (self._vocabulary.output_bytes if self.lm_head is None else 0), 1)
+
+    @property
     def feature_shape(self) -> FeatureShape:
         return FeatureShape(layers=self._layers, width=self._decoder.width)
 
@@ -186,7 +196,7 @@ def load_head(args: Eagle3Args, setup: DraftSetup) -> Eagle3Head:
         if args.layers is not None and not dummy:
             _check_count(args.layers, checkpoint, config, f"{field}.layers")
         factory: FactoryKwargs = {"device": context.device.torch_device, "dtype": context.dtype}
-        head = Eagle3Head(config, layers, own, StageVocabulary(setup.model), **factory)
+        head = Eagle3Head(config, layers, own, StageVocabulary(setup.model, context.dtype), **factory)
         load_weights(head, replace(context, checkpoint=checkpoint), {} if dummy else _prefixes(checkpoint))
     return head
 

@@ -6,6 +6,7 @@ Shape legend: as in `omni_ar.drafters.base`; D width of the stage, V its vocabul
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from omni.errors import CheckpointError
@@ -15,12 +16,20 @@ from omni_ar.model import ArModel, NextTokens
 class StageVocabulary:
     """The embeddings and the output matrix of a stage's model. Not a module: a head that refers to it does not own the weights."""
 
-    def __init__(self, model: ArModel) -> None:
+    def __init__(self, model: ArModel, dtype: torch.dtype) -> None:
+        """dtype: of the stage."""
         self._model = model
+        self._dtype = dtype
 
     @property
     def size(self) -> int:
         return self._model.shape.vocab_size
+
+    @property
+    def output_bytes(self) -> int:
+        """Of the whole output matrix."""
+        shape = self._model.shape
+        return shape.vocab_size * shape.hidden_width * self._dtype.itemsize
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """`[T, D]` of int64 ids."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from omni.stage import module_bytes, returned_tensor
 from omni_ar.attention import AttentionMetadata
 from omni_ar.drafters.base import CacheShape, DraftChunks, DraftRows, FeatureShape, PagedDrafter, RowPages
-from omni_ar.model import Batch
+from omni_ar.model import Batch, PassWeights
 
 
 class DraftModel(nn.Module, ABC):
@@ -25,6 +25,11 @@ class DraftModel(nn.Module, ABC):
     @property
     @abstractmethod
     def cache_shape(self) -> CacheShape: ...
+
+    @property
+    def pass_weights(self) -> PassWeights:
+        """See `PagedDrafter.pass_weights`. By default all weights of the model."""
+        return PassWeights(module_bytes(self), self.cache_shape.num_layers)
 
     @property
     def feature_shape(self) -> FeatureShape | None:
@@ -48,6 +53,10 @@ class DraftModel(nn.Module, ABC):
     @abstractmethod
     def propose(self, hidden_RD: Tensor) -> Tensor:
         """The likeliest id, int64 `[R]`, after each entry, in the vocabulary of the stage."""
+
+
+_SMALL_OPERATIONS = 3
+"""Layers that take as long as the work of a pass besides its model: 30 small operations, of 1 to 2 us each. Not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,11 @@ class ModelDrafter(PagedDrafter):
     @property
     def weight_bytes(self) -> int:
         return module_bytes(self._model)
+
+    @property
+    def pass_weights(self) -> PassWeights:
+        weights = self._model.pass_weights
+        return replace(weights, layers=weights.layers + _SMALL_OPERATIONS)
 
     @property
     def feature_shape(self) -> FeatureShape | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from omni.checkpoint import Checkpoint, load_weights
 from omni.errors import CheckpointError, ConfigError
+from omni.stage import module_bytes
 from omni_ar.drafters.base import CacheShape, DraftSetup, FeatureShape
 from omni_ar.drafters.heads import StageVocabulary, errors_of
 from omni_ar.drafters.model import DraftModel, ModelDrafter
@@ -21,7 +22,7 @@ from omni_ar.layers import Attention, DecoderConfig, Linear, RMSNorm, RotaryEmbe
 from omni_ar.layers.decoder import decoder_layer
 from omni_ar.layers.linear import FactoryKwargs
 from omni_ar.layers.text_model import TextModel
-from omni_ar.model import Batch
+from omni_ar.model import Batch, ExpertShape, PassWeights
 
 _LAYERS = "layers."
 _LAYER = "layers.0."
@@ -55,6 +56,16 @@ class MtpHead(DraftModel):
     def cache_shape(self) -> CacheShape:
         config = self._config
         return CacheShape(num_layers=1, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+
+    @property
+    def pass_weights(self) -> PassWeights:
+        config, experts = self._config, None
+        read = module_bytes(self) + self._vocabulary.output_bytes
+        if config.num_experts and not config.dense_layers:
+            size = 3 * config.width * config.expert_width * self.fc.weight.element_size()
+            chosen = config.num_experts * size
+            experts = ExpertShape(config.num_experts, config.top_k, chosen / (read - chosen))
+        return PassWeights(read, 1, experts)
 
     @property
     def feature_shape(self) -> FeatureShape:
@@ -99,7 +110,7 @@ def load_head(args: MtpArgs, setup: DraftSetup) -> MtpHead:
             _check_weights(context.checkpoint, args.prefix)
         dense = context.checkpoint.has(f"{args.prefix}{_LAYER}mlp.gate_proj.weight")
     config = msgspec.structs.replace(config, attention_windows=(), dense_layers=(0,) if dense else ())
-    vocabulary = StageVocabulary(model)
+    vocabulary = StageVocabulary(model, context.dtype)
     head = MtpHead(config, last + 1, vocabulary, device=context.device.torch_device, dtype=context.dtype)
     with errors_of(f"{context.stage.name}.drafter"):
         load_weights(head, context, {args.prefix: ""})

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from omni.stage import module_bytes
 from omni_ar.drafters import Drafter, PagedDrafter
 from omni_ar.kernels.step.draft_state import RATE_ONE, expected_gain
-from omni_ar.model import ArShape, ExpertShape
+from omni_ar.model import ArModel, PassWeights
+from omni_ar.run.draft_reports import PROBE
 from omni_ar.run.limits import Limits
 
 _ROOM = 0.2
@@ -16,32 +19,55 @@ _POSITION = 1 / 300
 1.21 times as long with 64 rows as with one, without keys and values (benchmarks/results/2026-11-22-decode-h200.md)."""
 _OTHER_WEIGHTS = 2.6
 """Time of a step but for its experts, relative to that of reading the other weights; measured at one row."""
+_LAYER_BYTES = 90_000_000
+"""What could be read in the time that a layer takes besides reading its weights: by the times of steps of one row on an H200, with
+4.8 TB/s, 64 (28 layers of 0.6 billion parameters), 90 (48 of 30 billion) and 117 MB (36 of 8 billion)
+(benchmarks/results/2026-11-28-drafts-h200.md)."""
+_MARGIN = 1.2
+"""Rows start with a rate for which drafts are worth this factor of their time, with each of these numbers of rows."""
+_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DraftPolicy:
-    """drafts: maximum of a row in one step; 0 without a drafter. experts: of the model. adaptive: False if all drafts count as
-    worth their time. has_weights: whether the drafter has, and so runs only if its drafts are likely to be verified."""
+    """drafts: maximum of a row in one step; 0 without a drafter. weights: of the model's steps. adaptive: False if all drafts count
+    as worth their time. drafter: weights of the passes that make a draft each; None for a drafter without weights. One with weights
+    runs only if its drafts are likely to be verified."""
 
     drafts: int
-    experts: ExpertShape | None
+    weights: PassWeights
     adaptive: bool
-    has_weights: bool
+    drafter: PassWeights | None = None
 
     @classmethod
-    def of(cls, limits: Limits, shape: ArShape, drafter: Drafter | None) -> "DraftPolicy":
-        return cls(limits.drafts, shape.experts, limits.adaptive_drafts, isinstance(drafter, PagedDrafter))
+    def of(cls, limits: Limits, model: ArModel, drafter: Drafter | None) -> "DraftPolicy":
+        weights = PassWeights(module_bytes(model), model.shape.num_kv_layers, model.shape.experts)
+        passes = drafter.pass_weights if isinstance(drafter, PagedDrafter) else None
+        return cls(limits.drafts, weights, limits.adaptive_drafts, passes)
 
     @property
+    def has_weights(self) -> bool:
+        """Whether the drafter has."""
+        return self.drafter is not None
+
+    @cached_property
     def start_rate(self) -> int:
-        """`DraftFields.rate` of a row at its start. A drafter without weights runs in every step: where further experts cost
-        much, it proves itself before any draft is verified. One with weights could not."""
-        return RATE_ONE * 3 // 4 if self.has_weights and self.experts is not None else RATE_ONE // 2
+        """`DraftFields.rate` of a row at its start. A drafter without weights runs in every step: where drafts cost much, it proves
+        itself before any draft is verified. One with weights could not."""
+        needed = _MARGIN * RATE_ONE * self._most_added if self.has_weights else 0.0
+        rates = (RATE_ONE * sixteenths // 16 for sixteenths in range(8, 16))
+        return next((rate for rate in rates if self._gain(rate) >= needed), RATE_ONE * 15 // 16)
 
-    @property
+    @cached_property
     def start_gain(self) -> int:
         """`DraftHandoffFields.gain` of a row at its start."""
-        return expected_gain(self.start_rate, self.drafts, self.drafts) if self.adaptive else self.drafts * RATE_ONE
+        return self._gain(self.start_rate) if self.adaptive else self.drafts * RATE_ONE
+
+    @cached_property
+    def probe_steps(self) -> int:
+        """Steps without room after which a row has it for a few steps, the first time; 0 if the drafter runs in every step. After
+        more steps, the more time drafts add."""
+        return round(PROBE * max(1.0, self._most_added)) if self.has_weights else 0
 
     def pays(self, gains: Sequence[int]) -> bool:
         """Whether a decode step verifies drafts. gains: of each row, as in `DraftHandoffFields`."""
@@ -49,15 +75,30 @@ class DraftPolicy:
         return gain > 0 and gain >= self.added_time(len(gains)) * len(gains)
 
     def added_time(self, rows: int) -> float:
-        """Time that drafts add to a decode step of `rows` rows, relative to one without; a drafter's own time is not in it. For
-        experts it is an upper bound, as if tokens chose at random: those that follow each other share some."""
+        """Time that drafts add to a decode step of `rows` rows, relative to one without. For experts it is an upper bound, as if
+        tokens chose at random: those that follow each other share some."""
         if not self.adaptive:
             return 0.0
         positions = rows * self.drafts * _POSITION / (1 + rows * _POSITION)
-        experts = self.experts
+        experts, passes = self.weights.experts, self.drafts * self._pass_time(rows)
         if experts is None:
-            return _ROOM + positions
+            return _ROOM + positions + passes
         share, share_with = experts.share_used(rows), experts.share_used(rows * (1 + self.drafts))
         # Of the weights that the step reads, a position is multiplied by those of its own experts.
         own = (1 + experts.weights * experts.top_k / experts.num_experts) / (1 + experts.weights * share)
-        return _ROOM + positions * own + (share_with - share) / (_OTHER_WEIGHTS / experts.weights + share)
+        further = (share_with - share) / (_OTHER_WEIGHTS / experts.weights + share)
+        return _ROOM + positions * own + further + passes
+
+    def _pass_time(self, rows: int) -> float:
+        """Time of a pass of a drafter with weights, relative to a step of the model."""
+        if self.drafter is None:
+            return 0.0
+        step, each = (of.read(rows) + of.layers * _LAYER_BYTES for of in (self.weights, self.drafter))
+        return each / step
+
+    @cached_property
+    def _most_added(self) -> float:
+        return max(map(self.added_time, _ROWS))
+
+    def _gain(self, rate: int) -> int:
+        return expected_gain(rate, self.drafts, self.drafts)

@@ -7,7 +7,7 @@ LAG = MAX_IN_FLIGHT
 WINDOW = LAG
 """Number of consecutive steps that a report counts for."""
 PROBE = 256
-"""Steps without room after which a drafter that runs only with room is tried again; twice as many after each time."""
+"""Steps without room after which a cheap drafter that runs only with room is tried again; twice as many after each time."""
 
 
 class DraftReports:
@@ -18,17 +18,17 @@ class DraftReports:
     that are wrong by chance, do not take the room of the next ones."""
 
     def __init__(self) -> None:
-        self._start, self._probes = 0, False
+        self._start = 0
         self._reports: list[int] = []
         """Of the newest steps that the host has read, from the first report on."""
-        self._without_room, self._probe, self._tries = 0, PROBE, 0
+        self._without_room = self._probe = self._tries = 0
 
-    def restart(self, gain: int, *, probes: bool = False) -> None:
-        """Before the first step. gain: of steps without a report. probes: whether `WINDOW` reports have at least that gain after
-        `PROBE` steps without room."""
-        self._start, self._probes = gain, probes
+    def restart(self, gain: int, *, probe: int = 0) -> None:
+        """Before the first step. gain: of steps without a report. probe: number of steps without room after which `WINDOW` reports
+        have at least that gain; 0 if none ever do."""
+        self._start, self._probe = gain, probe
         self._reports.clear()
-        self._without_room, self._probe, self._tries = 0, PROBE, 0
+        self._without_room = self._tries = 0
 
     def read(self) -> None:
         """Adds a step that the host has read. Without a report of its own, the last report remains valid."""
@@ -39,7 +39,7 @@ class DraftReports:
     def report(self, gain: int, *, room: bool) -> None:
         """By the step that was read last. room: whether it had room for drafts."""
         self._without_room = 0 if room else self._without_room + 1
-        if self._probes and self._without_room == self._probe:
+        if self._probe and self._without_room == self._probe:
             self._without_room, self._probe, self._tries = 0, 2 * self._probe, WINDOW
         if self._tries:
             self._tries, gain = self._tries - 1, max(gain, self._start)

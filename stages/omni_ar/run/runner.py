@@ -120,7 +120,7 @@ class Runner:
         self.source: TokenSource = own if source is None else source(stage)
         self._scorer = Scorer(stage)
         self._batch_inputs = MicroBatchInputs(device, self.stream, self._uploader, limits)
-        self.draft_policy = DraftPolicy.of(limits, model.shape, drafter)
+        self.draft_policy = DraftPolicy.of(limits, model, drafter)
         self._packer = StepPacker(self._uploader, model.shape, limits, processors, self.draft_policy, drafter)
         self._sent: int | None = None
         """The newest step that the other ranks were sent."""

@@ -119,8 +119,9 @@ class Scheduler:
             request = chunk.request
             request.num_computed_tokens += chunk.length
             if chunk.first:
-                gain = 0 if request.undrafted else self._policy.start_gain
-                request.draft_reports.restart(gain, probes=self._policy.has_weights and not request.undrafted)
+                policy, undrafted = self._policy, request.undrafted
+                gain, probe = (0, 0) if undrafted else (policy.start_gain, policy.probe_steps)
+                request.draft_reports.restart(gain, probe=probe)
             request.last_scheduled_step = plan.step
             if not chunk.replay:
                 scored = min(chunk.start + chunk.length, request.length - 1)

@@ -11,9 +11,10 @@ import torch
 
 from omni.checkpoint import Checkpoint
 from omni.errors import ConfigError
+from omni.stage import module_bytes
 from omni_ar.drafters import CacheShape, DraftSetup
 from omni_ar.drafters.draft_model import ArDraftModel, model_drafter
-from omni_ar.model import ArModel, ArShape
+from omni_ar.model import ArModel, ArShape, ExpertShape
 from tests.stages.omni_ar.small_drafts import MODEL, Shaped, draft_setup
 from tests.support.small_codec import SmallCodec
 
@@ -130,6 +131,14 @@ def test_ids_that_the_stage_lacks_are_never_proposed():
     assert (logits_RV.argmax(1) >= 7).any()
     proposed_R = ArDraftModel(MODEL, 7).propose(hidden_RD)
     assert torch.equal(proposed_R, logits_RV[:, :7].argmax(1))
+
+
+def test_a_pass_reads_the_experts_that_are_chosen():
+    experts = ExpertShape(8, 2, 3.0)
+    dense, mixed = (load(model).pass_weights for model in (Shaped(), Shaped(experts=experts)))
+    assert dense.read(1) == dense.read(4) == module_bytes(MODEL)
+    assert mixed.read(1) == module_bytes(MODEL) * (1 + 3 / 4) / 4
+    assert mixed.layers == dense.layers > MODEL.shape.num_layers
 
 
 def test_a_model_has_pages_for_its_layers():

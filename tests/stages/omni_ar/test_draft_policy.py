@@ -7,11 +7,13 @@ import pytest
 from omni_ar.kernels.step.draft_state import RATE_ONE, expected_gain
 from omni_ar.layers.decoder import DecoderConfig
 from omni_ar.layers.text_model import decoder_shape
-from omni_ar.model import ExpertShape
+from omni_ar.model import ExpertShape, PassWeights
 from omni_ar.run.draft_policy import DraftPolicy
 
-DENSE = DraftPolicy(drafts=3, experts=None, adaptive=True, has_weights=False)
-EXPERTS = DraftPolicy(drafts=3, experts=ExpertShape(128, 8, 24.0), adaptive=True, has_weights=False)
+DENSE = DraftPolicy(drafts=3, weights=PassWeights(16_400_000_000, 36), adaptive=True)
+EXPERTS = DraftPolicy(drafts=3, weights=PassWeights(61_000_000_000, 48, ExpertShape(128, 8, 24.0)), adaptive=True)
+FREE = PassWeights(0, 0)
+"""Of a drafter whose passes take no time."""
 
 
 def gain(rate: float, drafts: int = 3) -> int:
@@ -50,7 +52,7 @@ def test_one_row_with_good_drafts_does_not_slow_down_many_without():
 
 def test_drafts_that_do_not_adapt_are_always_verified():
     """A row without drafts, such as one with a grammar, reports no gain; with it alone there are none to verify."""
-    always = DraftPolicy(drafts=3, experts=EXPERTS.experts, adaptive=False, has_weights=False)
+    always = replace(EXPERTS, adaptive=False)
     assert always.pays([always.start_gain, 0, 0, 0, 0, 0, 0])
     assert not always.pays([0])
 
@@ -58,7 +60,7 @@ def test_drafts_that_do_not_adapt_are_always_verified():
 @pytest.mark.parametrize(("has_weights", "starts"), [(False, False), (True, True)])
 def test_a_drafter_without_weights_proves_itself_where_drafts_cost_much(has_weights: bool, starts: bool):
     """Its first draft is compared with the token in every step. One with weights makes none in steps that verify none."""
-    policy = DraftPolicy(drafts=3, experts=EXPERTS.experts, adaptive=True, has_weights=has_weights)
+    policy = replace(EXPERTS, drafter=FREE if has_weights else None)
     assert policy.pays([policy.start_gain]) is starts
     assert DENSE.pays([DENSE.start_gain])
 

@@ -38,7 +38,7 @@ def test_before_its_first_step_a_request_gains_nothing():
 def test_a_drafter_that_does_not_run_is_tried_again(in_flight: int):
     """After 256 steps without room, then after 512 further ones: in the same steps with any number in flight."""
     reports = DraftReports()
-    reports.restart(80, probes=True)
+    reports.restart(80, probe=PROBE)
     planned = [reports.gain(number) for number in range(in_flight)]
     for _ in range(5 * PROBE):
         planned.append(reports.gain(in_flight))
@@ -63,7 +63,7 @@ def test_a_request_that_starts_again_is_tried_after_as_many_steps():
     """A preempted request has the reports of a new one."""
     reports = DraftReports()
     for _ in range(2):
-        reports.restart(80, probes=True)
+        reports.restart(80, probe=PROBE)
         for number in range(PROBE + LAG):
             assert bool(reports.gain(0)) == (number < LAG or number == PROBE - 1 + LAG), number
             reports.read()

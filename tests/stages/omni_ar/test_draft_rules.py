@@ -208,6 +208,7 @@ def test_the_edits_of_a_row_behind_others_reach_its_first_position():
     assert driver.counter("accepted_drafts") > 10
 
 
+@pytest.mark.usefixtures("cheap_passes")
 def test_rows_go_on_to_draft_behind_steps_with_chunks():
     """Such a step makes no drafts, which does not mean that none are worth their time."""
     right = ModelDrafter(ArDraftModel(MODEL, 11), 3)

@@ -2,41 +2,16 @@
 and the times that an H200 takes for steps with and without room (benchmarks/results/2026-11-28-drafts-h200.md)."""
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
-from omni_ar.kernels.step.draft_reference import moved_rate
-from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, expected_gain
-from omni_ar.model import ExpertShape
+from omni_ar.model import ExpertShape, PassWeights
 from omni_ar.run.draft_policy import DraftPolicy
-from omni_ar.run.draft_reports import DraftReports
+from tests.stages.omni_ar.modelled_rows import DRAFTS, TOKENS, ModelledRow
 
-DRAFTS, TOKENS = 3, 256
-EXPERTS = DraftPolicy(DRAFTS, ExpertShape(128, 8, 23.6), adaptive=True, has_weights=False)
-DENSE = DraftPolicy(DRAFTS, None, adaptive=True, has_weights=False)
-
-
-@dataclass
-class ModelledRow:
-    rate: int
-    tokens: int = 0
-    most: int = TOKENS
-    reports: DraftReports = field(default_factory=DraftReports)
-
-    def step(self, room: bool, runs: bool, probability: float, draw: random.Random) -> None:
-        """runs: whether the drafter does."""
-        likely = self.rate >= LEAST_RATE
-        verified, accepted = (DRAFTS if room and likely else 0), 0
-        for _ in range(max(verified, 1) if runs else 0):  # the first draft is compared in any case
-            hit = draw.random() < probability
-            self.rate = moved_rate(self.rate, RATE_ONE * hit)
-            if not hit:
-                break
-            accepted += 1
-        self.tokens += 1 + min(accepted, verified)
-        self.reports.read()
-        self.reports.report(expected_gain(self.rate, DRAFTS, DRAFTS) if self.rate >= LEAST_RATE else 0, room=room)
+EXPERTS = DraftPolicy(DRAFTS, PassWeights(61_000_000_000, 48, ExpertShape(128, 8, 23.6)), adaptive=True)
+DENSE = DraftPolicy(DRAFTS, PassWeights(16_400_000_000, 36), adaptive=True)
 
 
 def speed(policy: DraftPolicy, rows: int, added: float, probability: float, seed: int) -> float:
@@ -58,7 +33,7 @@ def speed_after_a_bad_start(policy: DraftPolicy, rows: int, added: float, probab
 
     def started() -> ModelledRow:
         row = ModelledRow(policy.start_rate, most=draw.choice((128, 256)))
-        row.reports.restart(policy.start_gain, probes=True)
+        row.reports.restart(policy.start_gain, probe=policy.probe_steps)
         return row
 
     batch = [started() for _ in range(rows)]
@@ -83,14 +58,14 @@ CASES = [
     (DENSE, 1, 0.23),
     (DENSE, 8, 0.16),
 ]
-NAMES = [f"{'experts' if policy.experts else 'dense'}-{rows}" for policy, rows, _ in CASES]
+NAMES = [f"{'experts' if policy.weights.experts else 'dense'}-{rows}" for policy, rows, _ in CASES]
 
 
 @pytest.mark.parametrize(("policy", "rows", "added"), CASES, ids=NAMES)
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
 def test_drafts_that_are_often_wrong_take_little_time(policy: DraftPolicy, rows: int, added: float, probability: float):
     speeds = [speed(policy, rows, added, probability, seed) for seed in range(max(3, 40 // rows))]
-    assert sum(speeds) / len(speeds) > (0.98 if policy.experts else 0.97)
+    assert sum(speeds) / len(speeds) > (0.98 if policy.weights.experts else 0.97)
 
 
 @pytest.mark.parametrize(
@@ -115,5 +90,5 @@ def test_a_drafter_with_weights_is_used_again_when_its_drafts_are_right(
     policy: DraftPolicy, rows: int, added: float, probability: float, least: float, bad: int
 ):
     """It does not run without room, so rows that begin, and those that it is tried again for, bring the room back."""
-    weighty = replace(policy, has_weights=True)
+    weighty = replace(policy, drafter=PassWeights(0, 1))
     assert speed_after_a_bad_start(weighty, rows, added, probability, bad) > least

@@ -11,9 +11,10 @@ from omni.testing.simulation.late import LateDevice
 from omni_ar.drafters import ModelDrafter
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.model import Batch
-from omni_ar.run import draft_reports
+from omni_ar.run import draft_policy
 from tests.stages.omni_ar.small_drafts import MODEL, answers, driver_of
 
+pytestmark = pytest.mark.usefixtures("cheap_passes")
 PROBE = 16
 
 
@@ -46,7 +47,7 @@ def drafted(model: WrongAtFirst, in_flight: int = 1, **options: Any) -> Mapping[
 def test_it_is_tried_again_in_the_same_steps_with_any_number_in_flight(monkeypatch: pytest.MonkeyPatch):
     never = drafted(WrongAtFirst(right_from=1000))
     assert never["accepted_drafts"] == 0
-    monkeypatch.setattr(draft_reports, "PROBE", PROBE)
+    monkeypatch.setattr(draft_policy, "PROBE", PROBE)
     again = drafted(WrongAtFirst(right_from=60))
     assert again["accepted_drafts"] > 20
     for in_flight in (2, 3, 5, 8):
@@ -54,7 +55,7 @@ def test_it_is_tried_again_in_the_same_steps_with_any_number_in_flight(monkeypat
 
 
 def test_without_a_probe_it_stays_out_of_a_long_answer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(draft_reports, "PROBE", 1000)
+    monkeypatch.setattr(draft_policy, "PROBE", 1000)
     assert drafted(WrongAtFirst(right_from=60))["accepted_drafts"] == 0
 
 

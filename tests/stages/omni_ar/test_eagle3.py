@@ -1,5 +1,6 @@
 """EAGLE-3 heads: drafts as those of a reference that recomputes every entry, and refusals."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,23 @@ def test_the_stages_weights_are_not_the_heads(tmp_path: Path):
     drafter = drafter_of(head.write(tmp_path / "head"), setup_of(stage))
     held = sum(each.numel() for name, each in head.weights.items() if name != "t2d" and name != "d2t")
     assert drafter.weight_bytes == 4 * held + 8 * 61
+
+
+@pytest.mark.parametrize("width", [32, 48])
+@pytest.mark.parametrize("own_output", [True, False])
+def test_a_pass_reads_an_output_matrix_and_no_embeddings(width: int, own_output: bool, tmp_path: Path):
+    """Of the head or of the stage."""
+    stage = write_stage(tmp_path / "stage", hidden_size=32)
+    vocab = json.loads((stage / "config.json").read_text())["vocab_size"]
+    head = eagle3_head(stage, draft_size=61 if own_output or width != 32 else vocab, hidden_size=width)
+    if not own_output and width == 32:
+        del head.weights["lm_head.weight"]
+    drafter = drafter_of(head.write(tmp_path / "head"), setup_of(stage))
+    left_out = ("t2d", "d2t", "embed_tokens.weight")
+    read = sum(each.numel() for name, each in head.weights.items() if name not in left_out)
+    table = 8 * 61 if "d2t" in head.weights else 0
+    borrowed = 0 if "lm_head.weight" in head.weights else vocab * 32
+    assert drafter.pass_weights.read(5) == 4 * (read + borrowed) + table
 
 
 def test_a_head_with_random_weights_drafts(tmp_path: Path):

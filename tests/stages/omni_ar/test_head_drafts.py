@@ -29,7 +29,7 @@ from tests.support.ranks import on_ranks
 from tests.support.tiers import chosen
 from tests.support.trained_heads import KINDS, MOST, PROMPTS, Trained, trained
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("cheap_passes")]
 
 
 def driver_of(head: Trained, device: Any = None, drafts: int = 0, captured: bool = False, **options: Any) -> ArDriver:

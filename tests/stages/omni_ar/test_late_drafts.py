@@ -18,7 +18,7 @@ from tests.support.ar_driver import ArDriver
 from tests.support.deep_models import VOCABULARY, Deep, filled
 from tests.support.tiers import SLOW, few
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("cheap_passes")]
 
 DRAFTED = msgspec.structs.replace(OPTIONS, drafter="deep", drafter_args={"noise": 0.1}, adaptive_drafts=False)
 

@@ -24,7 +24,7 @@ from tests.support.ar_driver import ArDriver
 from tests.support.small_text import SmallText, greedy
 from tests.support.tiers import SLOW, chosen, few
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("cheap_passes")]
 
 OTHER = SmallText(vocab=11, positions=160)
 """Nearly the stage's model: its likeliest ids often are, and often are not, those of the stage."""

@@ -67,6 +67,21 @@ def test_mtp_reads_final_states_and_owns_only_its_weights(tmp_path: Path):
     assert drafter.weight_bytes == 4 * sum(each.numel() for each in head.values())
 
 
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_pass_reads_the_output_matrix_and_the_chosen_experts(dense: bool, tmp_path: Path):
+    stage = write_stage(tmp_path / "stage", layers=2, experts=True, tie_word_embeddings=False)
+    head, setup = add_mtp(stage, dense=dense), setup_of(stage)
+    config = json.loads((stage / "config.json").read_text())
+    weights, output = drafter_of(setup).pass_weights, setup.vocab_size * config["hidden_size"]
+    experts = sum(each.numel() for name, each in head.items() if ".experts." in name)
+    others = sum(each.numel() for each in head.values()) - experts + output
+    assert weights.layers > 1
+    for tokens in (1, 3):
+        used = 1 - (1 - config["num_experts_per_tok"] / config["num_local_experts"]) ** tokens
+        assert weights.read(tokens) == pytest.approx(4 * (others + used * experts))
+    assert bool(experts) is not dense
+
+
 ROTARY: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 70.0},
     {

@@ -74,7 +74,7 @@ class Stage:
             prefix_cache=prefix_cache,
             conditioned=False,
         )
-        policy = DraftPolicy.of(limits, SmallText().shape, None)
+        policy = DraftPolicy.of(limits, SmallText(), None)
         self.scheduler = Scheduler(self.allocator, limits, False, policy, listeners=listeners)
         self.admitted: list[str] = []
         self.live: list[ArRequest] = []

@@ -19,7 +19,7 @@ from tests.support.ar_driver import ArDriver
 from tests.support.deep_models import Deep, filled
 from tests.support.tiers import SLOW, few
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("cheap_passes")]
 
 
 def drafted(seed: int, layout: RankLayout) -> Scenario:

@@ -24,7 +24,7 @@ from tests.stages.omni_ar.simulated_stage import Scenario, run_kind
 from tests.support.tiers import SLOW, few
 from tests.support.trained_heads import KINDS, MOST, PROMPTS, trained
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("cheap_passes")]
 
 LAYOUTS = (RankLayout(pipeline=2), RankLayout(pipeline=3), RankLayout(2, 2))
 CASES = [(kind, seed) for seed in range(30) for kind in KINDS]
