@@ -1,4 +1,4 @@
-"""From a model's name to its engine."""
+"""Loads a model by its name: resolves settings and starts the engine."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""From an answer's events to its outputs. Runs in the user's threads, never in the engine's."""
+"""Turns the events of an answer into its outputs, in the user's threads, never in the engine's."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -104,7 +104,7 @@ class RequestQueue:
         self._active: set[str] = set()
         """Handles of answers that the engine has."""
         self._waiting: dict[str, Request] = {}
-        """By handle, of answers that the engine does not have yet."""
+        """Requests, by handle, of answers that the engine does not have yet."""
         self._to_download: PriorityQueue[Request] = PriorityQueue()
         self._fetching = 0
         self._short: PriorityQueue[Request] = PriorityQueue()

@@ -237,7 +237,7 @@ class OutputStream(CallOutputs):
 
 
 class AsyncItemQueue:
-    """From any thread into one event loop. A burst of items wakes the loop once. None: the reader checks for the end."""
+    """A queue from any thread into one event loop. A burst of items wakes the loop once. None: the reader checks for the end."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

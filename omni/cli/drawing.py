@@ -179,7 +179,7 @@ def _wanted(above: Sequence[Node]) -> dict[str, int]:
 
 
 def _spread(rank: Sequence[Node], wanted: Mapping[str, int]) -> None:
-    """From left to right without overlap, then shifted together to their average preference."""
+    """Places the nodes of a rank from left to right without overlap, then shifts them together to their average preference."""
     end = -_GAP
     off = 0
     for index, node in enumerate(rank):

@@ -106,8 +106,8 @@ def descriptor_of(name: str) -> int | None:
 
 
 def speech_to(name: str, sample: int, samples: int, *, raw: bool = False) -> Speech:
-    """For one of several answers. raw: PCM without a header, for a stream. Writes nothing yet. Raises InputError for an unwritable
-    name."""
+    """The file or stream for the speech of one of several answers. raw: PCM without a header, for a stream. Writes nothing yet.
+    Raises InputError for an unwritable name."""
     descriptor = descriptor_of(name)
     if descriptor is None and not is_special(name):
         if raw:

@@ -46,7 +46,7 @@ class CommandQueue(Protocol):
 
 
 class LocalCommandQueue:
-    """For callers in the engine's process. Their sinks deliver outputs at once."""
+    """The queue for callers in the engine's process, whose sinks deliver outputs at once."""
 
     def __init__(self) -> None:
         self._commands: deque[EngineCommand] = deque()

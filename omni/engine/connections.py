@@ -41,7 +41,7 @@ class PeerConnections:
         self._abort = abort
         self._is_coming = is_coming
         self._connecting: dict[str, ConnectPeer] = {}
-        """By place, until the hello of the engine there has arrived."""
+        """Connections, by place, until the hello of the engine there has arrived."""
         self._connected: dict[str, ConnectPeer] = {}
 
     def connect(self, command: ConnectPeer) -> None:

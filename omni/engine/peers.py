@@ -111,7 +111,7 @@ class EdgeEnds:
         """Receivers of peers that have ended: consumers may still read their payloads."""
         self._ticked: tuple[Receiver, ...] = ()
         self._guards: dict[tuple[str, str, str], EdgeGuard] = {}
-        """By edge, place of the producer and place of the consumer."""
+        """Guards, by edge, place of the producer and place of the consumer."""
         try:
             for each in edges:
                 if each.producer != place:
@@ -139,7 +139,7 @@ class EdgeEnds:
         return receivers[edge]
 
     def link(self, place: str) -> Link:
-        """To the engine on a place. Raises KeyError with the place if it is not there."""
+        """The link to the engine on a place. Raises KeyError with the place if it is not there."""
         return self._peers[place].link
 
     @property

@@ -39,8 +39,8 @@ class Placement:
 
     @classmethod
     def of(cls, pipeline: Pipeline, device: str) -> "Placement":
-        """By `Stage.place` and `Stage.ranks`. device: `engine.device`. Raises ConfigError for a place that is not a device,
-        and for places that cannot be those of ranks."""
+        """The placement that `Stage.place` and `Stage.ranks` specify. device: `engine.device`. Raises ConfigError for a place that
+        is not a device, and for places that cannot be those of ranks."""
         main = str(name_device(device))
         stages = {stage.name: places_of(stage.place, f"{stage.name}.place") or (main,) for stage in pipeline.order()}
         cut = [stage for stage in pipeline.order() if stage.ranks > 1]
@@ -240,8 +240,8 @@ class ConnectorSelector:
         self._made: dict[str, Connector] = {}
 
     def choose(self, edge: Edge, producer: str, consumer: str) -> ConnectorChoice:
-        """For an edge between two places. Raises ConfigError for a setting that cannot work there, and PluginError for
-        a connector that is not installed."""
+        """Chooses the connector of an edge between two places. Raises ConfigError for a setting that cannot work there, and
+        PluginError for a connector that is not installed."""
         where = _where(producer, consumer)
         if edge.connector is not None:
             connector = self._connector(edge.connector)

@@ -305,7 +305,7 @@ class BusyRoutes:
         self._users: dict[Route, None] = {}
         self._new_outs: dict[Route, None] = {}
         self._new_ins: dict[Route, None] = {}
-        """Those with something new since the last delivery."""
+        """Routes with something new since the last delivery; `_new_outs` likewise."""
 
     def add_out(self, route: Route) -> None:
         self._new_outs[route] = None

@@ -118,7 +118,7 @@ def _set_rows(stages: Mapping[str, RowStage], rows: int) -> None:
 
 
 class _Search:
-    """For the largest number of rows that fits: estimated from counts first, then allocated and measured."""
+    """Searches the largest number of rows that fits: estimated from counts first, then allocated and measured."""
 
     def __init__(
         self,

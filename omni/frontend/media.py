@@ -52,8 +52,8 @@ class EncodedChat:
 
 
 def picture(processor: Any, part: ImagePart, merge: int) -> Media:
-    """By an image processor of transformers: tensors `pixels` float32 `[N, P]`, of each patch, and `grid` int64 `[3]`. merge:
-    patches along height and width that become one token. Raises InputError for a picture too long and narrow."""
+    """Processes a picture by an image processor of transformers: tensors `pixels` float32 `[N, P]`, of each patch, and `grid` int64
+    `[3]`. merge: patches along height and width that become one token. Raises InputError for a picture too long and narrow."""
     width, height = part.image.size
     if max(width, height) > _MAX_PROPORTION * min(width, height):
         problem = f"is {width} x {height} pixels, more than {_MAX_PROPORTION} times as long as wide"

@@ -15,14 +15,14 @@ class StopTexts:
     def __init__(self, texts: Iterable[str]) -> None:
         self._next: list[dict[int, int]] = [{}]
         self.found = [0]
-        """For each state: bytes of the longest stop string that is complete; 0 if none is."""
+        """Bytes of the longest stop string that is complete in each state; 0 if none is."""
         self._depth = [0]
         for text in texts:
             self._add(text.encode())
         self._fall = [0] * len(self._next)
-        """For each state: the state of the next shorter suffix."""
+        """The state of the next shorter suffix, for each state."""
         self.withheld = [0] * len(self._next)
-        """For each state: number of newest bytes that begin an incomplete stop string."""
+        """Number of newest bytes that begin an incomplete stop string, in each state."""
         self._connect()
 
     def step(self, state: int, byte: int) -> int:

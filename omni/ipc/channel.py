@@ -62,7 +62,7 @@ class Channel(Generic[SendT, ReceiveT]):
 
     @property
     def descriptor(self) -> int:
-        """For `select`: readable when a message has arrived, or when the other end is closed."""
+        """A descriptor for `select`: readable when a message has arrived, or when the other end is closed."""
         return self._socket.fileno()
 
     def send(self, message: SendT, extra: int | None = None, *, block: bool = True) -> bool:

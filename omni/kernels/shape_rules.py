@@ -88,7 +88,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0, **given: Any) -> Tensor | None
 
 
 def _drawn(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-    """For draws in place, such as of initial weights: torch imports its compiler for them, which takes seconds."""
+    """Replaces draws in place, such as of initial weights: torch imports its compiler for them, which takes seconds."""
     return tensor
 
 

@@ -97,5 +97,5 @@ def tile_sum(x, at, inside, bases_ptr, own, RANK: tl.constexpr, SIZE: tl.constex
 
 @triton.jit
 def _data(base, index, WORD: tl.constexpr, MOST_BYTES: tl.constexpr):
-    """Where a rank's numbers are in the memory at `base`. index: of slot and rank."""
+    """The address of a rank's numbers in the memory at `base`. index: of slot and rank."""
     return tl.multiple_of((base + _DATA + index * MOST_BYTES).to(tl.pointer_type(WORD)), 16)

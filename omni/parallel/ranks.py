@@ -15,10 +15,10 @@ class RankChannel(Protocol):
 
     @property
     def descriptor(self) -> int | None:
-        """For `select` at a rank that receives: readable when a message is there, or when rank 0 has ended."""
+        """A descriptor for `select` at a rank that receives: readable when a message is there, or when rank 0 has ended."""
 
     def send(self, message: bytes) -> None:
-        """From rank 0, to all others. Raises LostRankError if one has ended."""
+        """Sends a message from rank 0 to all others. Raises LostRankError if one has ended."""
 
     def take(self) -> bytes | None:
         """The next message; None if none has arrived. The caller begins its work before it takes another one. Messages of all
@@ -111,7 +111,7 @@ class Ranks(ABC):
 
 
 class EqualRanks(Ranks):
-    """For ranks with equal numbers and texts, or a single rank: no wait for others."""
+    """Ranks with equal numbers and texts, or a single rank: no wait for others."""
 
     __slots__ = ()
 

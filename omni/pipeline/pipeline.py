@@ -157,7 +157,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @cached_property
     def _leading(self) -> dict[frozenset[str], frozenset[str]]:
-        """By stages with outputs: those that lead to them."""
+        """Stages that lead to stages with outputs, by the latter; filled as they are asked for."""
         return {}
 
 

@@ -13,7 +13,7 @@ _NVIDIA = Path("/dev/nvidiactl")
 
 
 _ahead: dict[tuple[str | None, str | None], EngineProcess] = {}
-"""By folder and family: processes that no model has taken yet."""
+"""Processes that no model has taken yet, by folder and family."""
 
 
 def has_nvidia_driver() -> bool:

@@ -188,8 +188,8 @@ class PlacedEngines:
     # Restarts.
 
     def _died(self, placed: PlacedEngine, engine: RemoteEngine, error: StageError) -> StageError:
-        """On the listener of the engine, before its requests fail. Returns their error: for an engine that ended since it lost
-        another rank, the end of that one."""
+        """Handles the end of an engine, on its listener and before its requests fail. Returns their error: for an engine that ended
+        since it lost another rank, the end of that one."""
         group = placed.group
         with self.lock:
             if engine.lost_rank:

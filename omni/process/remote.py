@@ -117,7 +117,7 @@ class RemoteEngine:
 
     @property
     def descriptor(self) -> int:
-        """For `select`, before `start`: readable when `take_start` does not wait."""
+        """A descriptor for `select`, before `start`: readable when `take_start` does not wait."""
         return self._channel.descriptor
 
     def take_start(self) -> bool:

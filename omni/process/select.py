@@ -11,8 +11,8 @@ from omni.process.child import SUPPORTED
 
 
 def runs_in_process(options: EngineOptions, device: torch.device, places: int = 1) -> bool:
-    """By `engine.process`, and by the number of places of its stages. Raises ConfigError for `"thread"` with several
-    places, and for `"process"` where it is not supported."""
+    """Whether the engine runs in a process of its own, by `engine.process` and the number of places of its stages. Raises
+    ConfigError for `"thread"` with several places, and for `"process"` where it is not supported."""
     if (options.process == "process" or places > 1) and not SUPPORTED:
         raise ConfigError(
             "engine.process",

@@ -97,7 +97,7 @@ class EngineServer:
         engine.run()
 
     def state(self) -> EngineState:
-        """On the engine's thread."""
+        """The state of the engine. Called on the engine's thread."""
         assert self._engine is not None
         usage, usage_error = _asked(self._engine.usage)
         counters, counters_error = _asked(self._engine.counters)

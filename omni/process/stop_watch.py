@@ -29,7 +29,7 @@ class StoppableEngine(Protocol):
 
 
 class StopWatch:
-    """Of the engines of one start group."""
+    """Watches the engines of one start group."""
 
     def __init__(
         self,

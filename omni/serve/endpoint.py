@@ -1,4 +1,4 @@
-"""From an HTTP request to a handler, and from its response or error to the client."""
+"""Passes an HTTP request to its handler, and the response or error to the client."""
 
 import asyncio
 import logging

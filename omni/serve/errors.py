@@ -123,7 +123,7 @@ def _described(
 
 
 Rename = Callable[[str], str]
-"""From the field of an error to its name in the request's body."""
+"""Maps the field of an error to its name in the request's body."""
 
 
 def renamed(error: InputError, rename: Rename) -> InputError:

@@ -8,8 +8,9 @@ _LONG_SECONDS = 4e-3
 
 
 class FairReads(asyncio.BufferedProtocol):
-    """For a protocol of `data_received`. asyncio gives up to 256 KiB at once, which may be 40,000 frames or chunks of a few bytes:
-    parsing them would delay all clients for a second. After a piece that took long, less is read at once; otherwise more."""
+    """Feeds a protocol of `data_received` in pieces. asyncio gives up to 256 KiB at once, which may be 40,000 frames or chunks of a
+    few bytes: parsing them would delay all clients for a second. After a piece that took long, less is read at once; otherwise
+    more."""
 
     _room = 2**12
     _buffer = bytearray()

@@ -20,7 +20,7 @@ from omni.serve.options import ServeOptions
 from omni.serve.transcripts import Transcripts
 
 Shorter = Callable[[LongPromptError], tuple[Messages, int | None] | None]
-"""From the error of a prompt to shorter messages, and `max_prompt_tokens` of them; None if there are none."""
+"""Makes shorter messages after the error of a long prompt, and `max_prompt_tokens` of them; None if there are none."""
 
 
 class Server:

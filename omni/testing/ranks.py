@@ -20,7 +20,7 @@ _SECONDS = 120.0
 
 
 class _Meeting:
-    """Where the ranks exchange tensors. Each collective is two barriers: all have given, and all have taken."""
+    """The memory through which ranks exchange tensors. Each collective is two barriers: all have given, and all have taken."""
 
     def __init__(self, size: int, seconds: float) -> None:
         self.barrier = threading.Barrier(size, timeout=seconds)

@@ -18,7 +18,7 @@ RECORDING = "recording"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From `start` up to `end`."""
+    """The time from `start` up to `end`."""
 
     start: int
     end: int

@@ -14,13 +14,13 @@ from typing import Any
 
 
 def skip_docstrings() -> None:
-    """For all classes, in a process that has not imported transformers yet: by a hook, so that it need not be imported here."""
+    """Skips the docstrings of all classes, by an import hook: transformers must not be imported yet, and is not imported here."""
     sys.meta_path.insert(0, _DocstringFinder())
 
 
 @contextmanager
 def docstrings_skipped(transformers: ModuleType) -> Iterator[None]:
-    """For classes that are first imported inside."""
+    """Skips the docstrings of classes that are first imported inside."""
     utils = vars(transformers.utils)
     generates, utils["auto_docstring"] = utils["auto_docstring"], _written_docstring
     try:
@@ -30,7 +30,7 @@ def docstrings_skipped(transformers: ModuleType) -> Iterator[None]:
 
 
 def _written_docstring(obj: Any = None, **_: object) -> Any:
-    """In place of transformers' decorator `auto_docstring`, with or without arguments: keeps the docstring as it is written."""
+    """Replaces transformers' decorator `auto_docstring`, with or without arguments: keeps the docstring as it is written."""
     return obj if obj is not None else lambda decorated: decorated
 
 

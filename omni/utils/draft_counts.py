@@ -53,7 +53,7 @@ class DraftCounts:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """By position: share of the verified drafts that were accepted, up to the last position with any."""
+        """The share of the verified drafts that were accepted, by position, up to the last position with any."""
         counts = zip(self.drafted, self.accepted, strict=True)
         return tuple(accepted / drafted for drafted, accepted in counts if drafted)
 

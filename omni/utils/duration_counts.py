@@ -38,7 +38,8 @@ class DurationCounts:
         return {f"{name}_us": self.nanoseconds // 1000} | groups
 
     def percentile(self, share: float) -> float | None:
-        """In microseconds, by linear interpolation inside of a group; above all bounds the last bound. None without durations."""
+        """A percentile in microseconds, by linear interpolation inside of a group; above all bounds the last bound. None without
+        durations."""
         place = share * sum(self.counts)
         if not place:
             return None

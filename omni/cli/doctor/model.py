@@ -25,7 +25,7 @@ _GROUP = "model"
 
 
 def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Finding]:
-    """From the folder to the device's memory. A failed check skips those that depend on it."""
+    """Checks a model, from its folder to the device's memory. A failed check skips those that depend on it."""
     settings = attempt(
         _GROUP, "settings", lambda: resolve_engine(choices), lambda read: f"for {read.device} in {read.dtype}"
     )

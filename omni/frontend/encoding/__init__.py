@@ -1,4 +1,4 @@
-"""From texts to the ids of a tokenizer of transformers, in any thread."""
+"""Encodes texts as the ids of a tokenizer of transformers, in any thread."""
 
 from omni.frontend.encoding.control import ControlTokens
 from omni.frontend.encoding.encoder import Encoder, Ids

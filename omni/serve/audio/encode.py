@@ -1,4 +1,4 @@
-"""From samples to the bytes of a file, as they come."""
+"""Encodes samples as the bytes of a file, as they come."""
 
 import struct
 from collections.abc import Callable, Collection, Mapping

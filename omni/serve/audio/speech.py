@@ -29,7 +29,7 @@ SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 """OpenAI's, the default first."""
 
 MAX_CHARACTERS = 4096
-"""Of the text, as with OpenAI."""
+"""Maximum length of the text, that of OpenAI."""
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""From OpenAI's messages to omni's."""
+"""Converts OpenAI's messages to omni's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from omni.errors import InputError
 from omni.serve.transcripts import Transcripts
 
 _DETAILS = ("low", "high", "original")
-"""Of pictures, beside "auto"."""
+"""Values of a picture's `detail`, beside "auto"."""
 
 
 class AudioRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ _SAMPLING = "sample_tokens"
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """By stage and name."""
+    """Numbers by stage and name."""
 
     usage: Mapping[str, Mapping[str, int]]
     counters: Mapping[str, Mapping[str, int]]

@@ -28,7 +28,7 @@ _MAY_PASS: dict[type, tuple[type, ...]] = {
     # Not the response that it may be meant for.
     CancelResponse: (*_OF_ITEMS, SessionUpdate, AppendAudio, ClearAudio, CommitAudio),
 }
-"""For each kind of event, the kinds that it may overtake: speech and cancellations take effect at once."""
+"""The kinds of event that each kind may overtake: speech and cancellations take effect at once."""
 
 
 class Backlog:

@@ -49,7 +49,7 @@ FORMATS: Mapping[str, AudioFormat] = {
     "audio/pcmu": AudioFormat("audio/pcmu", 8000, 1, "ULAW"),
     "audio/pcma": AudioFormat("audio/pcma", 8000, 1, "ALAW"),
 }
-"""By type: 16-bit little-endian PCM at 24 kHz, and the two of G.711."""
+"""Formats by type: 16-bit little-endian PCM at 24 kHz, and the two of G.711."""
 
 
 class FormatEncoder:

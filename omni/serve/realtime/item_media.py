@@ -10,7 +10,7 @@ from omni.serve.server import Server
 
 _MEDIUM = re.compile(r"messages\[0\]\.content\[(\d+)\]\.(image_url|input_audio)")
 _NAMES = {"image_url": "image_url", "input_audio": "audio"}
-"""From fields of omni's parts to those of items."""
+"""Names of fields of items, by those of omni's parts."""
 
 
 async def check_media(server: Server, item: Item, field: str) -> None:

@@ -14,7 +14,7 @@ from omni.serve.realtime.ids import new_id
 from omni.serve.realtime.server_events import ContentPart, MessageItem
 
 LEAST_MS = 100
-"""Of sound that a model hears."""
+"""Minimum length of sound that a model hears, in milliseconds."""
 _LONGEST_ID = 128
 _FASTEST = 20
 """Characters of speech a second, where the length of the whole is not known: about those of a fast speaker."""

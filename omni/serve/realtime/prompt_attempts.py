@@ -28,7 +28,7 @@ class PromptAttempts:
         return self._all[: len(self._all) - len(self._items)]
 
     def rename(self, field: str) -> str:
-        """From the field of an error to the item that it is about."""
+        """The item that an error is about, by the error's field."""
         return self._rename(field)
 
     def shorter(self, error: LongPromptError) -> tuple[list[dict[str, Any]], int | None] | None:

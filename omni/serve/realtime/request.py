@@ -16,7 +16,7 @@ from omni.serve.server import Server
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """What a response is made of. items: the items of the prompt. kept: whether the answer becomes an item of the conversation.
+    """The inputs of a response. items: the items of the prompt. kept: whether the answer becomes an item of the conversation.
     bytes: of the request's own items, which the session does not hold."""
 
     settings: Settings

@@ -6,7 +6,7 @@ from typing import Any
 from omni.errors import InputError, quoted
 
 Off = Mapping[str, tuple[object, ...]]
-"""For each field, the values without effect."""
+"""Values without effect, by field."""
 
 SESSION: Off = {
     "tools": (None, []),

@@ -97,7 +97,7 @@ class LocalEnd:
 
 
 class RemoteEnd:
-    """In a second process, which `kill` ends.
+    """An end in a second process, which `kill` ends.
 
     pieces: that it has sent. addresses: of its senders.
     """

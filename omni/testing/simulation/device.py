@@ -69,7 +69,7 @@ class SimulatedDevice(Device):
         self.phases_pause = False
         """Whether phases may call `pause`. Their Triton kernels are not watched."""
         self._phase_threads: dict[int, PhaseThread] = {}
-        """By number of the stream."""
+        """Threads by number of the stream."""
         self._without, self._without_on = without, without_on
         self._checker = Checker(self.shared_time.agent())
         self._recorder = OperationRecorder(self._checker) if check else None

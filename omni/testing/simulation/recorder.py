@@ -180,7 +180,8 @@ class OperationRecorder(OperatorMode):
         return result
 
     def _record(self, operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Of each argument: a tensor, a list with tensors, or something else. Simulated tests spend most of their time here."""
+        """Records the accesses of an operation to its arguments: tensors, lists with tensors, or something else. Simulated tests
+        spend most of their time here."""
         written, name, touch = operation.written_by(args), operation.name, self._checker.touch
         choose = operation.chosen
         for place, argument in (*enumerate(args), *kwargs.items()):

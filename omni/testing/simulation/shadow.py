@@ -92,7 +92,7 @@ class Shadow(weakref.ref[UntypedStorage]):
         self.latest: dict[Kind, int] = {}
         self._granule = granule
         self._cells: dict[Kind, Cells] | None = None
-        """For a kind without cells, the latest access to any part counts for the whole storage."""
+        """Cells of each kind. Without cells, the latest access to any part counts for the whole storage."""
 
     def last(self, kind: Kind, region: Region) -> int:
         if self._cells is None or kind not in self._cells:

@@ -124,7 +124,7 @@ def closed(bench: StageBench) -> None:
 
 
 def _stepping(bench: StageBench) -> StageSession:
-    """On a device that runs one operation in each tick."""
+    """A session on a device that runs one operation in each tick."""
     return bench.session(SimulatedDevice(check=False))
 
 

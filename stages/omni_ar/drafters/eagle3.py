@@ -48,7 +48,7 @@ _TARGETS = "d2t"
 _TABLES = (_TARGETS, "t2d")
 _UNSUPPORTED_FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "parallel_drafting")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Of weights; others are quantized."""
+"""Types of weights that are not quantized."""
 _OTHER_HEAD = "use a head of the layout LlamaForCausalLMEagle3"
 
 
@@ -399,7 +399,7 @@ def _targets(checkpoint: Checkpoint, name: str, config: HeadConfig, stage_size: 
 
 
 def _prefixes(checkpoint: Checkpoint) -> dict[str, str]:
-    """For `load_weights`: those that weights have."""
+    """The prefixes of the checkpoint's weights, for `load_weights`."""
     places = {start + published: place for start in ("", _MODEL) for published, place in _PLACES.items()}
     names = checkpoint.names()
     return {prefix: place for prefix, place in places.items() if any(name.startswith(prefix) for name in names)}

@@ -27,7 +27,7 @@ class StageVocabulary:
 
     @property
     def output_bytes(self) -> int:
-        """Of the whole output matrix."""
+        """Bytes of the whole output matrix."""
         shape = self._model.shape
         return shape.vocab_size * shape.hidden_width * self._dtype.itemsize
 

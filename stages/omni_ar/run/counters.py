@@ -5,7 +5,7 @@ from omni_ar.run.request import ArRequest
 
 
 class LaunchCounts:
-    """Of the steps that a worker has launched."""
+    """Counts of the steps that a worker has launched."""
 
     def __init__(self) -> None:
         self._steps = self._decode_rows = self._prefill_tokens = 0

@@ -20,8 +20,8 @@ _POSITION = 1 / 300
 _OTHER_WEIGHTS = 2.6
 """Time of a step but for its experts, relative to that of reading the other weights; measured at one row."""
 _LAYER_BYTES = 90_000_000
-"""What could be read in the time that a layer takes besides reading its weights: by the times of steps of one row on an H200, with
-4.8 TB/s, 64 (28 layers of 0.6 billion parameters), 90 (48 of 30 billion) and 117 MB (36 of 8 billion)
+"""Bytes that could be read in the time that a layer takes besides reading its weights: by the times of steps of one row on an H200,
+with 4.8 TB/s, 64 (28 layers of 0.6 billion parameters), 90 (48 of 30 billion) and 117 MB (36 of 8 billion)
 (benchmarks/results/2026-11-28-drafts-h200.md)."""
 _MARGIN = 1.2
 """Rows start with a rate for which drafts are worth this factor of their time, with each of these numbers of rows."""

@@ -20,7 +20,7 @@ class DraftReports:
     def __init__(self) -> None:
         self._start = 0
         self._reports: list[int] = []
-        """Of the newest steps that the host has read, from the first report on."""
+        """Reports of the newest steps that the host has read, from the first report on."""
         self._without_room = self._probe = self._tries = 0
 
     def restart(self, gain: int, *, probe: int = 0) -> None:

@@ -36,7 +36,7 @@ class FollowerWorker:
         self._watch = StepWatch(ranks, runner.device.seconds)
         self._newest = -1
         self._failure: BaseException | None = None
-        """Of the newest step, until rank 0 reports that it failed there too."""
+        """The error of the newest step, until rank 0 reports that it failed there too."""
         self._failed_at = 0.0
 
     @property

@@ -202,7 +202,7 @@ class TokenSender:
         """The same, as the device counts."""
         self._fields_alone = not isinstance(stage.model, CodecModel) and not stage.limits.drafts
         self._messages: dict[tuple[int, int], TokenMessage] = {}
-        """By slot and number of rows: a view takes the host longer to make than to find."""
+        """Messages by slot and number of rows: a view takes the host longer to make than to find."""
 
     def gathering(self, rows_R: Tensor) -> list[Launch]:
         if not self._fields_alone:

@@ -362,7 +362,7 @@ class ArRequest:
         self.prefill_end = self.length + self.num_scheduled_outputs
 
     def payload_offsets(self, blocks: int, block_size: int) -> list[int]:
-        """For each of the first `blocks` blocks: a bit for each offset whose hidden state a consumer needs."""
+        """For each of the first `blocks` blocks, a bit for each offset whose hidden state a consumer needs."""
         if not self.wants_hidden:
             return [0] * blocks
         assert self.prompt is not None

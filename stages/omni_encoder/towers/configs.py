@@ -12,7 +12,7 @@ ConfigT = TypeVar("ConfigT", bound=msgspec.Struct)
 
 
 class ClipTowerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a tower for sound. n_window: half of a chunk, in mel frames."""
+    """Config of a tower for sound. n_window: half of a chunk, in mel frames."""
 
     num_mel_bins: int
     d_model: int
@@ -31,7 +31,7 @@ class RotaryParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PictureTowerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a tower for pictures. spatial_merge_size: patches along the side of a block, which gives an embedding."""
+    """Config of a tower for pictures. spatial_merge_size: patches along the side of a block, which gives an embedding."""
 
     depth: int
     hidden_size: int

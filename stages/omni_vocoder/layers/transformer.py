@@ -63,7 +63,7 @@ def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
 
 
 def attention_inputs(shape: WindowShape, hidden_BTD: Tensor, chunk: StreamChunk | None) -> AttentionInputs:
-    """What all layers see of the stream. chunk: None for a whole signal."""
+    """The state of a stream that all layers read. chunk: None for a whole signal."""
     past, before_B = 0, torch.zeros(1, dtype=torch.int64, device=hidden_BTD.device)
     if chunk is not None:
         past, before_B = shape.window - 1, shape.per_frame * chunk.frames_B

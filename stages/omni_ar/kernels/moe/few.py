@@ -182,7 +182,7 @@ def _experts_of_slots(
     SLOTS_PAD: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """For each row of a tile: its slot, and the expert and weight of `token` in that slot; past slot K, those of slot
+    """The slot of each row of a tile, and the expert and weight of `token` in that slot; past slot K, those of slot
     0."""
     e = tl.arange(0, E_PAD)
     logits = tl.load(logits_ptr + token * logits_stride + e, mask=e < E, other=0.0)

@@ -21,7 +21,8 @@ class PartialSum:
         self._total_TD: Tensor | None = None
 
     def rank_memory(self, x_TD: Tensor) -> RankMemory | None:
-        """For a kernel that sums the part while it adds it to the residual stream `x_TD`; None where only `total` sums it."""
+        """The memory for a kernel that sums the part while it adds it to the residual stream `x_TD`; None if only `total` sums
+        it."""
         return self._communicator.rank_memory(x_TD) if self._total_TD is None else None
 
     def total(self, x_TD: Tensor) -> Tensor:

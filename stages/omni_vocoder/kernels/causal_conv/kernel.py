@@ -40,7 +40,7 @@ _TILES = (
     ConvSettings(64, 32, 64, 4, 5),
     ConvSettings(16, 32, 64, 2, 6),
 )
-"""From the largest: each needs less data per product, and the next gives more programs."""
+"""Tiles, the largest first: each needs less data per product, and the next gives more programs."""
 _PROGRAMS = 132
 """Number of programs that fill a device."""
 
