@@ -79,7 +79,9 @@ class Allocator:
         self._extra_slots = 0 if code_pages is None else 1
         self._drafts = limits.drafts
         # Drafts of a row's next step are made at the end of a step, before the host allocates that step's blocks.
-        self._late_drafts = limits.drafts if paged_drafts and limits.micro_batches > 1 else 0
+        self._drafts_late = limits.micro_batches > 1
+        self._late_drafts = limits.drafts if paged_drafts and self._drafts_late else 0
+        self._paged_drafts = paged_drafts
         self._looks_ahead = looks_ahead
 
     @property
@@ -171,8 +173,11 @@ class Allocator:
         for chunk in plan.prompts:
             self._note_hidden(chunk)
         if self._prefix_cache:
+            if self._paged_drafts and not plan.runs_drafter(self._drafts_late):
+                _note_gap(plan.decodes)
             for request in plan.requests:
-                if request.num_computed_tokens // self._size <= request.published_blocks:
+                tokens, limit = request.num_computed_tokens, request.drafter_tokens
+                if (tokens if limit is None else min(tokens, limit)) // self._size <= request.published_blocks:
                     continue  # no new full block, as in most steps
                 try:
                     self._publish(request)
@@ -228,10 +233,22 @@ class Allocator:
 
     def _publish(self, request: ArRequest) -> None:
         known = min(request.num_computed_tokens, request.length + len(request.outputs))
-        full = (known - self._looks_ahead) // self._size
+        full = known - self._looks_ahead
+        if request.drafter_tokens is not None:
+            # Drafts of others that share later blocks would be made of what their earlier owners left.
+            full = min(full, request.drafter_tokens)
+        full //= self._size
         if full <= request.published_blocks:
             return
         keys = self._keys(request, full)
         for index in range(request.published_blocks, len(keys)):
             self._pool.cache(int(request.held_table.ids[index]), keys[index])
         request.published_blocks = full
+
+
+def _note_gap(decodes: Sequence[ArRequest]) -> None:
+    """Of rows whose newest token was run without the drafter. Before that token, the drafter has not run the last of several
+    accepted drafts, and a head has lost the features that its next pass would have begun with."""
+    for request in decodes:
+        if request.drafter_tokens is None:
+            request.drafter_tokens = request.length + request.num_scheduled_outputs - 3

@@ -92,10 +92,9 @@ class StepPacker:
         return self._blocks(longest)
 
     def _draft_blocks(self, plan: StepPlan) -> int:
-        """Returns `StepLaunch.draft_blocks`. A drafter with weights runs only if some rows are likely to verify its drafts."""
+        """Returns `StepLaunch.draft_blocks`."""
         limits, ends = self._limits, [chunk for chunk in plan.chunks if chunk.last]
-        wanted = self._policy.pays([request.draft_gain for request in plan.decodes])
-        if self._policy.has_weights and not wanted and all(each.request.undrafted for each in ends):
+        if self._policy.has_weights and not plan.runs_drafter(late=True):
             return 0
         lengths = [request.num_computed_tokens + 1 + plan.drafts for request in plan.decodes]
         lengths += [chunk.start + chunk.length for chunk in ends]

@@ -30,13 +30,21 @@ class NewBlock:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: rows that decode, then chunks, with replays before prompts. drafts: positions of each decode row besides its newest
-    token; 0 beside chunks."""
+    token; 0 beside chunks. wants_drafts: whether drafts of the decode rows are worth their time."""
 
     step: int
     decodes: tuple[ArRequest, ...]
     chunks: tuple[PrefillChunk, ...] = ()
     new_blocks: tuple[NewBlock, ...] = ()
     drafts: int = 0
+    wants_drafts: bool = False
+
+    def runs_drafter(self, late: bool) -> bool:
+        """Whether a drafter with weights runs the newest tokens of the decode rows. late: whether that is at the end of the step,
+        where all sampled rows get drafts for their next one if some are likely to want any."""
+        if late:
+            return self.wants_drafts or any(chunk.last and not chunk.request.undrafted for chunk in self.chunks)
+        return self.wants_drafts or bool(self.chunks)
 
     @property
     def chunk_tokens(self) -> int:

@@ -214,6 +214,8 @@ class ArRequest:
     keys: PrefixKeys | None = None
     published_blocks: int = 0
     """Number of leading blocks of the table that are in the prefix cache, or were offered to it."""
+    drafter_tokens: int | None = None
+    """Number of leading tokens of which a drafter with weights has keys and values, at least; None if it has been in every step."""
     num_computed_tokens: int = 0
     prefill_end: int = 0
     outputs: list[int] = field(default_factory=list)
@@ -358,6 +360,7 @@ class ArRequest:
         """Resets a request without blocks: it will prefill from the beginning, up to the newest token that the host has read."""
         self.table = None
         self.num_computed_tokens = self.published_blocks = 0
+        self.drafter_tokens = None
         self.num_scheduled_outputs = len(self.outputs)
         self.prefill_end = self.length + self.num_scheduled_outputs
 

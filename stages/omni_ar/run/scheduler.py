@@ -161,11 +161,10 @@ class Scheduler:
             if not decodes:
                 return None
         self._steps += 1
-        drafts = self._policy.drafts
         # Without a drafter, no row is asked.
-        if drafts and (chunks or not self._policy.pays([request.draft_gain for request in decodes])):
-            drafts = 0
-        return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks), drafts)
+        wants = self._policy.drafts > 0 and self._policy.pays([request.draft_gain for request in decodes])
+        drafts = self._policy.drafts if wants and not chunks else 0
+        return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks), drafts, wants)
 
     def _batches(self, decoding: Sequence[ArRequest], *, due: bool) -> Iterator[Sequence[ArRequest]]:
         """Divides the decoding rows into micro-batches of equal size, the least recently scheduled rows first: the one of this
