@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.devices import full_float32
+from tests.support.tiny_drafters import cheap_passes
+
+__all__ = ["cheap_passes"]
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,17 @@
-"""Checkpoints of small models that draft for a tiny checkpoint's text."""
+"""Checkpoints of small models that draft for a tiny checkpoint's text, and the time of their passes."""
 
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from omni_ar.drafters import ModelDrafter
+from omni_ar.model import PassWeights
 from tests.support.tiny_heads import add_mtp, eagle3_head
 from tests.support.tiny_text import write_noisy_model
 
@@ -54,3 +57,9 @@ def add_mtp_once(folder: Path) -> None:
     """Adds a head for `mtp` to a text model, unless it has one."""
     if not any(name.startswith("mtp.") for name in load_file(folder / "model.safetensors")):
         add_mtp(folder)
+
+
+@pytest.fixture
+def cheap_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of drafters count as taking no time. In the tests' sizes they take as long as steps, so that drafts would not pay."""
+    monkeypatch.setattr(ModelDrafter, "pass_weights", PassWeights(0, 0))
