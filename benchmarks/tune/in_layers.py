@@ -81,7 +81,8 @@ def candidates_of(key: str, rows: int, known: Iterable[tuning.Config], most: int
     for setting in filter(None, map(converted, known)):
         found[setting] = None
         if isinstance(setting, TiledSettings):
-            found[replace(setting, early=not setting.early)] = None
+            other: TiledSettings = replace(setting, early=not setting.early)
+            found[other] = None
     queues = [sorted(family, key=lambda setting: fill(setting, kind, outputs)) for family in families]
     for turn in range(max(map(len, queues))):
         for queue in queues:
