@@ -78,8 +78,9 @@ def candidates_of(key: str, rows: int, known: Iterable[tuning.Config], most: int
     if rows <= STREAMED_UP_TO:
         families.append(streamed_candidates(*shape))
     found: dict[LinearSettings, None] = {}
-    for setting in filter(None, map(converted, known)):
-        found[setting] = None
+    for setting in map(converted, known):
+        if setting is not None:
+            found[setting] = None
         if isinstance(setting, TiledSettings):
             other: TiledSettings = replace(setting, early=not setting.early)
             found[other] = None
