@@ -85,6 +85,6 @@ def summary(metrics: Metrics) -> str:
     for name, stage in metrics.stages.items():
         rate = stage.tokens_per_second
         if rate is not None:
-            drafts = f", {stage.drafts}" if stage.drafts.steps else ""
+            drafts = f", {stage.drafts}" if stage.drafts.drafted else ""
             lines.append(f"{name}: {stage.counts['tokens']} tokens, {rate:.1f} tokens/s{drafts}")
     return "\n".join(lines)

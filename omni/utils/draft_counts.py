@@ -63,9 +63,9 @@ class DraftCounts:
         return (self.steps + sum(self.accepted)) / self.steps if self.steps else None
 
     def __str__(self) -> str:
-        """`"2.40 tokens per step with drafts (14 of 30 accepted, by position 80% 40% 20%)"`; empty without drafts."""
+        """`"2.40 tokens per step with drafts (14 of 30 accepted, by position 80% 40% 20%)"`; empty without a position."""
         if self.mean_length is None:
-            return ""
+            return "no drafts verified" if self.drafted else ""
         shares = " ".join(f"{share:.0%}" for share in self.acceptance)
         counts = f"{sum(self.accepted)} of {sum(self.drafted)} accepted, by position {shares}"
         return f"{self.mean_length:.2f} tokens per step with drafts ({counts})"

@@ -31,7 +31,8 @@ def test_counts_equal_a_count_of_each_row(first: list[tuple[int, int]], then: li
 
 def test_the_text_has_all_of_them():
     counts = DraftCounts(3)
-    assert str(counts) == ""
+    assert str(DraftCounts()) == ""
+    assert str(counts) == "no drafts verified"
     for accepted in (2, 1, 0, 2):
         counts.add(2, accepted)
     assert str(counts) == "2.25 tokens per step with drafts (5 of 8 accepted, by position 75% 50%)"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from omni.errors import InputError
 from omni.stage import Listeners
+from omni.utils.draft_counts import DraftCounts
 from omni_ar.options import MAX_IN_FLIGHT
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.draft_policy import DraftPolicy
@@ -122,6 +123,8 @@ class Scheduler:
                 policy, undrafted = self._policy, request.undrafted
                 gain, probe = (0, 0) if undrafted else (policy.start_gain, policy.probe_steps)
                 request.draft_reports.restart(gain, probe=probe)
+                if not undrafted and not request.drafts.drafted:
+                    request.drafts = DraftCounts(policy.drafts)
             request.last_scheduled_step = plan.step
             if not chunk.replay:
                 scored = min(chunk.start + chunk.length, request.length - 1)

@@ -259,6 +259,25 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(drafter: str, asked: 
     assert counts[0][1]["accepted_drafts"] >= (10 if drafter == "fabricated" else 1) or adaptive
 
 
+@pytest.mark.parametrize(
+    ("drafter", "asked"),
+    chosen(
+        [("fabricated", "drawn"), ("ngram", "greedy")], ((drafter, asked) for drafter in DRAFTERS for asked in ASKED)
+    ),
+)
+def test_acceptance_of_a_batch_does_not_depend_on_the_steps_in_flight(drafter: str, asked: str):
+    """Of requests that start together, and without `adaptive_drafts`: with it the sum over the rows decides, and a row that ended is
+    in it until the host knows."""
+    counts = []
+    for in_flight in (1, 2, 4, 8):
+        options = {"draft_tokens": 3, "adaptive_drafts": False, **known(drafter)}
+        driver = driver_of(drafter, LateDevice(in_flight, check=False), max_in_flight=in_flight, **options)
+        said = [answers(driver, PROMPTS[:4], **ASKED[asked], max_tokens=60) for _ in range(2)]
+        counts.append((said, {name: n for name, n in driver.worker.counters().items() if "draft" in name}))
+    assert all(each == counts[0] for each in counts)
+    assert counts[0][1]["drafted_tokens"] >= 40
+
+
 class PartlyWrongDrafter(FabricatedDrafter):
     """Each request's future, with errors at the first `wrong` places."""
 

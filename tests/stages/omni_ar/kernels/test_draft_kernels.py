@@ -10,7 +10,7 @@ from torch import Tensor
 from omni.device.cpu import CpuDevice
 from omni_ar.kernels.ngram import kernel as ngram_kernel
 from omni_ar.kernels.ngram import reference as ngram_reference
-from omni_ar.kernels.sampling.state import EVERYTHING
+from omni_ar.kernels.sampling.state import EVERYTHING, Need
 from omni_ar.kernels.step import draft_kernel, draft_reference
 from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, DraftFields, DraftState
 from omni_ar.kernels.step.handoff import NUM_TOKENS, handoff_width
@@ -169,6 +169,24 @@ def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive:
             drafts.text[:, -1] = -1  # absorbs what does not count
         bench.check()
     assert len(batch) < ROWS or {0, 1, 2, 3} <= set(counts)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_without_a_possible_id_counts_none(device: str):
+    """Its token is -1. One place before a row's history is the last one of another row, and nothing before the first row's."""
+    bench = Bench(device)
+    rows_R, rows_there = bench.rows(1, 2)
+    out_RW = torch.zeros(2, handoff_width(1 + DRAFTS, True), dtype=torch.int64)
+    out_RW[:, NUM_TOKENS], out_RW[:, NUM_TOKENS + 1 :] = 2, -1
+    before = bench.state.sampling.seen.clone(), bench.state.sampling.counts.clone()
+    for state in (bench.state, bench.there):
+        state.sampling.needs[:ROWS] |= Need.REPETITION | Need.COUNTS
+    draft_reference.record_drafts(bench.state, rows_R, out_RW, 1 + DRAFTS, torch.ones_like(rows_R), EVERYTHING)
+    draft_kernel.record_drafts(bench.there, rows_there, out_RW.to(device), 1 + DRAFTS, torch.ones_like(rows_there))
+    ours, plain = bench.there.sampling, bench.state.sampling
+    for kept, written, plainly in zip(before, (ours.seen, ours.counts), (plain.seen, plain.counts), strict=True):
+        assert torch.equal(written.cpu(), kept)
+        assert torch.equal(plainly[:, :VOCAB], kept[:, :VOCAB])  # its last column absorbs what does not count
 
 
 @pytest.mark.parametrize("device", DEVICES)
