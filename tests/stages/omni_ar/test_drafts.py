@@ -266,8 +266,8 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(drafter: str, asked: 
     ),
 )
 def test_acceptance_of_a_batch_does_not_depend_on_the_steps_in_flight(drafter: str, asked: str):
-    """Of requests that start together, and without `adaptive_drafts`: with it the sum over the rows decides, and a row that ended is
-    in it until the host knows."""
+    """Of requests that start together, and without `adaptive_drafts`: with it the sum over the rows decides, and a row that ended
+    is in it until the host knows."""
     counts = []
     for in_flight in (1, 2, 4, 8):
         options = {"draft_tokens": 3, "adaptive_drafts": False, **known(drafter)}
