@@ -61,7 +61,6 @@ class Described:
 
 
 ENGINE_FAILED = "the model's engine has failed, and answers no further request; the server's log has the error"
-_ENGINE_RESTARTED = "a process of the model's engine ended, and is started again; send the request again"
 _FAILED = "the server failed while it answered; its log has the error, by the request's id"
 
 
@@ -80,7 +79,9 @@ def describe(error: BaseException, retry_after: int) -> Described:
             text = f"{error.problem}; {error.remedy}"
             return _described(RETRY, text, "overloaded_error", None, "overloaded", retry)
         case LostPeerError():
-            return _described(RETRY, _ENGINE_RESTARTED, "server_error", None, "engine_restarted", retry, internal=True)
+            lost = error.rank or f"the process of stage {error.stage!r}"
+            text = f"{lost} ended, and is started again; send the request again"
+            return _described(RETRY, text, "server_error", None, "engine_restarted", retry, internal=True)
         case EngineDown() | StageError(stage="engine"):
             return _described(RETRY, ENGINE_FAILED, "server_error", None, "engine_failed", internal=True)
         case _:
