@@ -296,7 +296,8 @@ class RemoteEngine:
             _log.error("%s", error)
         except StageError as failed:  # of the process, which ends with it
             error = failed
-            _log.error("%s", error, exc_info=failed)
+            # A lost rank is one that has ended, or hangs. This process is sound, and its frames say nothing.
+            _log.error("%s", error, exc_info=None if self.lost_rank else failed)
         except BaseException as unexpected:  # no request may wait for ever
             _log.exception("the engine's outputs cannot be taken")
             error = StageError("engine", "taking its outputs", error_text(unexpected))

@@ -93,11 +93,13 @@ def _for_client(error: InputError) -> str:
 
 
 def reported(error: BaseException, request_id: str, retry_after: int) -> Described:
-    """`describe`, and a line in the log: with the traceback for a fault of the server or a plugin, with the operator's remedy for a
-    refusal."""
+    """`describe`, and a line in the log: with the traceback for a fault of the server or a plugin, unless a process has ended, and
+    with the operator's remedy for a refusal."""
     described = describe(error, retry_after)
     if described.internal:
-        _log.error("%s failed: %s", request_id, error_text(error), exc_info=error)
+        # The frames of a lost process are those of the loop that waited for it.
+        trace = None if isinstance(error, LostPeerError) else error
+        _log.error("%s failed: %s", request_id, error_text(error), exc_info=trace)
     elif isinstance(error, InputError | OverloadedError) and error.operator_remedy:
         refusal = shortened(f"{error.field}: {error.problem}; {error.remedy}")
         _log.info("%s is refused: %s (the operator can %s)", request_id, refusal, error.operator_remedy)

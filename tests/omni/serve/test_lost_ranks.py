@@ -50,8 +50,9 @@ def asked(tokens: int, *, stream: bool) -> dict[str, object]:
     return {"model": "tiny", "prompt": "hello", "stream": stream, "max_tokens": tokens, "ignore_eos": True}
 
 
-def test_clients_learn_which_rank_has_ended(server: Served) -> None:
-    """A stream has an error as its last event, and a request whose client awaits all of it gets the status 503."""
+def test_clients_learn_which_rank_has_ended(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """A stream has an error as its last event, and a request whose client awaits all of it gets the status 503. The log has a line
+    for each."""
     answers: list[httpx.Response] = []
     url, whole = f"{server.url}/v1/completions", asked(900, stream=False)
     waiting = threading.Thread(target=lambda: answers.append(server.post("/v1/completions", json=whole)))
@@ -70,6 +71,11 @@ def test_clients_learn_which_rank_has_ended(server: Served) -> None:
             assert json.loads(events[-1])["error"] == ERROR
     waiting.join(PATIENCE_SECONDS)
     assert [(answer.status_code, answer.json()["error"]) for answer in answers] == [(503, ERROR)]
+    failed = [
+        record for record in caplog.records if record.name == "omni.serve" and "LostPeerError" in record.getMessage()
+    ]
+    assert len(failed) == 3
+    assert not any(record.exc_info for record in failed)
     assert server.post("/v1/completions", json=asked(4, stream=False)).status_code == 200
 
 
