@@ -44,7 +44,7 @@ class EngineGroup:
     A request runs in the engines of its stages; each gets its part, and they pass payloads to each other. Outputs come from every
     engine directly. The group decides when the request has ended, and ends its parts elsewhere.
 
-    If a process ends, its requests start again from their prompts if the user has no output of them yet, and fail with a
+    If a process ends, its requests start again from their prompts if the user's process has no output of them yet, and fail with a
     LostPeerError otherwise. The engines' lock guards the collections of requests and their places; a request's own lock orders its
     outputs.
     """
