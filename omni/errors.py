@@ -189,7 +189,21 @@ class StageError(OmniError):
 
 
 class LostPeerError(StageError):
-    """A request failed because the process of one of its stages ended. It can run again, from its prompt."""
+    """A request failed because the process of one of its stages ended. It can run again, from its prompt.
+
+    rank: which rank ended, if the stage is cut across engines, such as `"rank 2 of 3 of stage 'text'"`; else `""`.
+    """
+
+    def __init__(self, stage: str, doing: str, problem: str, rank: str = "") -> None:
+        super().__init__(stage, doing, problem)
+        self.rank = rank
+
+
+def fresh(error: StageError) -> StageError:
+    """The same error as a new object: a raised one keeps the frames it went through."""
+    if isinstance(error, LostPeerError):
+        return LostPeerError(error.stage, error.doing, error.problem, error.rank)
+    return type(error)(error.stage, error.doing, error.problem)
 
 
 class LostRankError(OmniError):

@@ -1,7 +1,8 @@
 """Applies settings to options, and records the origin of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -100,9 +101,29 @@ class _Write:
                     return msgspec.convert(candidate, wanted, str_keys=True)
             except msgspec.ValidationError as error:
                 problem = problem or str(error)
-        choices = [repr(choice) for choice in get_args(wanted)] if get_origin(wanted) is Literal else []
-        remedy = f"use one of {', '.join(choices)}" if choices else "give a value of that type"
-        raise self.error(f"{value!r} does not fit: {problem}", remedy)
+        raise self.error(f"{value!r} does not fit: {problem}", _remedy(wanted))
+
+
+_WORDS: dict[object, str] = {
+    tuple[int, ...]: "a list such as [1,2]",
+    tuple[str, ...]: 'a list such as ["a","b"]',
+    tuple[tuple[int, ...], ...]: "a list such as [[1,2],[3]]",
+    str: "a text",
+    NoneType: "none",
+}
+
+
+def _remedy(wanted: Any) -> str:
+    """What to give for an option of this type. The problem names the types of others than choices, lists and texts."""
+    forms: list[str] = []
+    for kind in get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,):
+        if get_origin(kind) is Literal:
+            forms += map(repr, get_args(kind))
+        elif kind in _WORDS:
+            forms.append(_WORDS[kind])
+        else:
+            return "give a value of that type"
+    return f"use one of {', '.join(forms)}" if get_origin(wanted) is Literal else f"give {' or '.join(forms)}"
 
 
 def _table_in(value: object) -> Mapping[str, object] | None:

@@ -83,6 +83,11 @@ class Placement:
         """The rank of each stage with a rank on a place, in the order of the pipeline."""
         return {stage: places.index(place) for stage, places in self.ranks.items() if place in places}
 
+    def rank_names(self, place: str) -> str:
+        """The ranks on a place, for errors: such as `"rank 2 of 3 of stage 'text'"`, or `""` for none."""
+        ranks = self.ranks_on(place).items()
+        return " and ".join(f"rank {rank} of {len(self.ranks[stage])} of stage {stage!r}" for stage, rank in ranks)
+
     def pairs(self, edge: Edge) -> tuple[tuple[str, str], ...]:
         """The places of producer and consumer that a request may use: the same one where both have it."""
         consumers = self.stages[edge.consumer]

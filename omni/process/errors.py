@@ -26,7 +26,8 @@ _ARGUMENTS: dict[type[BaseException], tuple[str, ...]] = {
     **dict.fromkeys((CheckpointError, ConfigError), ("field", "problem", "remedy")),
     **dict.fromkeys((InputError, OverloadedError), ("field", "problem", "remedy", "operator_remedy")),
     **dict.fromkeys((ForkError, LostRankError, OmniError, PluginError), ()),
-    **dict.fromkeys((LostPeerError, StageError), ("stage", "doing", "problem")),
+    LostPeerError: ("stage", "doing", "problem", "rank"),
+    StageError: ("stage", "doing", "problem"),
     SyncError: ("operation", "phase", "remedy"),
 }
 """The arguments of each error's constructor, by the names of its attributes. Without attributes, the text is the argument."""

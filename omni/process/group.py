@@ -22,7 +22,7 @@ from omni.engine import (
 )
 from omni.engine.engine import LANE, closed_after_error
 from omni.engine.request import SafeSink
-from omni.errors import LostPeerError, OmniError, StageError
+from omni.errors import LostPeerError, OmniError, StageError, fresh
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
@@ -44,7 +44,7 @@ class EngineGroup:
     A request runs in the engines of its stages; each gets its part, and they pass payloads to each other. Outputs come from every
     engine directly. The group decides when the request has ended, and ends its parts elsewhere.
 
-    If a process ends, its requests start again from their prompts if the user has no output of them yet, and fail with a
+    If a process ends, its requests start again from their prompts if the user's process has no output of them yet, and fail with a
     LostPeerError otherwise. The engines' lock guards the collections of requests and their places; a request's own lock orders its
     outputs.
     """
@@ -91,9 +91,7 @@ class EngineGroup:
                 engines = self._placed.of_stage(stage.name)
                 if not any(placed.up for placed in engines):
                     lost = engines[0].lost or engines[0].failure
-                    return (
-                        _again(lost) if lost is not None else StageError(stage.name, "running", "it is being started")
-                    )
+                    return fresh(lost) if lost is not None else StageError(stage.name, "running", "it is being started")
         return None
 
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
@@ -153,7 +151,7 @@ class EngineGroup:
                 up = next((placed for placed in engines if placed.up), None)
                 failure = None if any(placed.failure is None for placed in engines) else engines[0].failure
             if failure is not None:
-                raise _again(failure)
+                raise fresh(failure)
             if up is not None:
                 asked.setdefault(up.place, {})[stage] = params
         for place, own in asked.items():
@@ -223,7 +221,7 @@ class EngineGroup:
         engines = [everything[place] for place in dict.fromkeys(places.values())] or list(everything.values())[:1]
         failure = next((placed.failure for placed in engines if placed.failure is not None), None)
         if failure is not None:
-            return _again(failure)
+            return fresh(failure)
         if self._placed.closing.is_set():
             return _closed()
         if not all(placed.up for placed in engines):
@@ -347,14 +345,9 @@ class EngineGroup:
             write_trace(merge(traces, LANE) if len(engines) > 1 else only, self._options.timeline)
 
 
-def _again(error: StageError) -> StageError:
-    """The same: a raised error keeps the frames it went through."""
-    return type(error)(error.stage, error.doing, error.problem)
-
-
 def _failure_of(placed: PlacedEngine, stage: str) -> StageError | None:
     if placed.failure is not None:
-        return _again(placed.failure)
+        return fresh(placed.failure)
     return closed_after_error(stage) if stage in placed.engine.closed_stages else None
 
 

@@ -1,12 +1,10 @@
 """The requests of an engine in another process that are not finished."""
 
 import threading
-from collections.abc import Callable
-from functools import partial
 
 from omni.engine import Sink
 from omni.engine.request import SafeSink
-from omni.errors import StageError
+from omni.errors import StageError, fresh
 
 
 class OpenRequests:
@@ -15,7 +13,7 @@ class OpenRequests:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sinks: dict[str, SafeSink] = {}
-        self._failure: Callable[[], StageError] | None = None
+        self._failure: StageError | None = None
 
     def __len__(self) -> int:
         return len(self._sinks)
@@ -23,7 +21,7 @@ class OpenRequests:
     @property
     def failure(self) -> StageError | None:
         """The error if requests are refused. A new object each time, since a raised error keeps its frames."""
-        return self._failure() if self._failure is not None else None
+        return fresh(self._failure) if self._failure is not None else None
 
     def add(self, request_id: str, sink: Sink) -> StageError | None:
         """Returns the error if the request is refused."""
@@ -46,6 +44,6 @@ class OpenRequests:
     def refuse(self, error: StageError) -> list[SafeSink]:
         """Refuses later requests. Returns the sinks of those that are open, and removes them."""
         with self._lock:
-            self._failure = partial(type(error), error.stage, error.doing, error.problem)
+            self._failure = fresh(error)
             sinks, self._sinks = list(self._sinks.values()), {}
         return sinks

@@ -133,7 +133,9 @@ class PlacedEngines:
         placed.engine.close()
         if placed.engine.hung:
             for other in placed.group.engines:  # their steps wait for it
-                other.engine.give_up(f"with that of another rank, on {placed.place}, which had not closed")
+                other.engine.give_up(
+                    f"with {self._placement.rank_names(placed.place)} ({placed.place}), which had not closed"
+                )
 
     def kill(self) -> None:
         """Ends the processes of a model that could not be loaded."""
@@ -148,7 +150,7 @@ class PlacedEngines:
         for placed, engine in zip(group.engines, engines, strict=True):
             threads = threads_of(placed.place, list(self.by_place))
             start = self._start_of(place=placed.place, share=placed.share, threads=threads)
-            engine.load(start, placed.stages)
+            engine.load(start, placed.stages, self._placement.rank_names(placed.place))
             if self._vocabulary is not None:
                 engine.set_vocabulary(self._vocabulary)
 
@@ -189,14 +191,15 @@ class PlacedEngines:
 
     def _died(self, placed: PlacedEngine, engine: RemoteEngine, error: StageError) -> StageError:
         """Handles the end of an engine, on its listener and before its requests fail. Returns their error: for an engine that ended
-        since it lost another rank, the end of that one."""
+        with another rank, or since it lost one, the end of that one."""
         group = placed.group
         with self.lock:
             if engine.lost_rank:
                 self._one_died.wait_for(lambda: placed.lost is not None or self.closing.is_set(), LOST_RANK_SECONDS)
             if placed.engine is not engine or self.closing.is_set():
                 return error
-            if engine.lost_rank and placed.lost is not None:
+            own = self._placement.rank_names(placed.place)
+            if isinstance(placed.lost, LostPeerError) and placed.lost.rank != own:
                 error = placed.lost
             placed.up, placed.lost = False, error
             self._end_others(placed, error)
@@ -215,14 +218,11 @@ class PlacedEngines:
 
     def _end_others(self, placed: PlacedEngine, error: StageError) -> None:
         """Ends the engines of the other ranks, under the lock: they may wait in a step for the one that is lost."""
-        why = f"with that of another rank, on {placed.place}: {error.problem}"
+        ranks = self._placement.rank_names(placed.place)
         for other in placed.group.engines:
             if other.lost is None:
-                other.up, other.lost = (
-                    False,
-                    LostPeerError(", ".join(other.stages), "running", f"its process was ended {why}"),
-                )
-                other.engine.give_up(why)
+                other.up, other.lost = False, LostPeerError(", ".join(other.stages), "running", error.problem, ranks)
+                other.engine.give_up(f"with {ranks} ({placed.place})")
 
     def _unlinked(self, placed: PlacedEngine, engine: RemoteEngine, place: str) -> None:
         """Called by the listener of the engine, before its requests fail, when its connection to another engine has ended. Usually
@@ -234,7 +234,8 @@ class PlacedEngines:
             if gone or self.closing.is_set():
                 return
             ended, problem = other.engine, f"its connection to {placed.place} has ended"
-            other.up, other.lost = False, LostPeerError(", ".join(other.stages), "running", problem)
+            ranks = self._placement.rank_names(other.place)
+            other.up, other.lost = False, LostPeerError(", ".join(other.stages), "running", problem, ranks)
         _log.warning("%s: %s; its process is started again", other.place, problem)
         ended.give_up()
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from omni.engine import EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory, StartReport
-from omni.errors import LostPeerError, LostRankError, OmniError, StageError, as_omni_error, error_text
+from omni.errors import LostPeerError, LostRankError, OmniError, StageError, as_omni_error, error_text, fresh
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 from omni.ipc.memory import OutputRing, map_memory
 from omni.process.child import EngineProcess, signal_name
@@ -60,6 +60,7 @@ class RemoteEngine:
     def __init__(self, process: EngineProcess | None = None) -> None:
         self.name = "engine"
         """The stages, for errors."""
+        self._ranks = self._place = ""
         self._process = process or EngineProcess()
         self._receives: Codec[FromEngine] = Codec(FromEngine)
         self._channel: Channel[ToEngine, FromEngine] = Channel(self._process.socket, Codec(ToEngine), self._receives)
@@ -97,9 +98,12 @@ class RemoteEngine:
         """The id of the engine's process."""
         return self._process.pid
 
-    def load(self, start: Start, stages: Iterable[str]) -> None:
-        """Tells the process to load stages of a checked pipeline; returns at once. `ready` reports the end of the process."""
+    def load(self, start: Start, stages: Iterable[str], ranks: str = "") -> None:
+        """Tells the process to load stages of a checked pipeline; returns at once. `ready` reports the end of the process.
+
+        ranks: the ranks that it has of cut stages, for errors."""
         self.name = ", ".join(stages)
+        self._ranks, self._place = ranks, start.place
         self._send(start)
 
     def set_vocabulary(self, vocabulary: TextVocabulary) -> None:
@@ -292,7 +296,8 @@ class RemoteEngine:
             _log.error("%s", error)
         except StageError as failed:  # of the process, which ends with it
             error = failed
-            _log.error("%s", error, exc_info=failed)
+            # A lost rank is one that has ended, or hangs. This process is sound, and its frames say nothing.
+            _log.error("%s", error, exc_info=None if self.lost_rank else failed)
         except BaseException as unexpected:  # no request may wait for ever
             _log.exception("the engine's outputs cannot be taken")
             error = StageError("engine", "taking its outputs", error_text(unexpected))
@@ -331,7 +336,7 @@ class RemoteEngine:
             case Closed(state, error, timeline):
                 self._last, self._close_error, self.timeline, self._ended = state, error, timeline, True
             case ProcessFailed(error):
-                failed = LostPeerError(self.name, "running", f"its process {self.pid} failed: {error.text}")
+                failed = self._lost("running", f"failed: {error.text}")
                 failed.__cause__ = error.rebuild("running")
                 self.lost_rank = isinstance(failed.__cause__, LostRankError)
                 raise failed
@@ -364,11 +369,18 @@ class RemoteEngine:
         how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
         if self._given_up:
             how = f"was ended {self._given_up}"
-        return LostPeerError(self.name, doing, f"its process {self.pid} {how}")
+        return self._lost(doing, how)
+
+    def _lost(self, doing: str, how: str) -> LostPeerError:
+        """how: continues "its process"."""
+        problem = f"its process {self.pid} {how}"
+        if self._ranks:
+            problem = f"{self._ranks} ({self._place}) ended: {problem}"
+        return LostPeerError(self.name, doing, problem, self._ranks)
 
     def _end(self, error: StageError, died: bool) -> None:
         if died:
-            error = self._on_death(type(error)(error.stage, error.doing, error.problem))
+            error = self._on_death(fresh(error))
         sinks = self._open_requests.refuse(error)
         self._queries.refuse()
         for sink in sinks:

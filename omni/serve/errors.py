@@ -61,7 +61,6 @@ class Described:
 
 
 ENGINE_FAILED = "the model's engine has failed, and answers no further request; the server's log has the error"
-_ENGINE_RESTARTED = "a process of the model's engine ended, and is started again; send the request again"
 _FAILED = "the server failed while it answered; its log has the error, by the request's id"
 
 
@@ -80,7 +79,9 @@ def describe(error: BaseException, retry_after: int) -> Described:
             text = f"{error.problem}; {error.remedy}"
             return _described(RETRY, text, "overloaded_error", None, "overloaded", retry)
         case LostPeerError():
-            return _described(RETRY, _ENGINE_RESTARTED, "server_error", None, "engine_restarted", retry, internal=True)
+            lost = error.rank or f"the process of stage {error.stage!r}"
+            text = f"{lost} ended, and is started again; send the request again"
+            return _described(RETRY, text, "server_error", None, "engine_restarted", retry, internal=True)
         case EngineDown() | StageError(stage="engine"):
             return _described(RETRY, ENGINE_FAILED, "server_error", None, "engine_failed", internal=True)
         case _:
@@ -92,11 +93,13 @@ def _for_client(error: InputError) -> str:
 
 
 def reported(error: BaseException, request_id: str, retry_after: int) -> Described:
-    """`describe`, and a line in the log: with the traceback for a fault of the server or a plugin, with the operator's remedy for a
-    refusal."""
+    """`describe`, and a line in the log: with the traceback for a fault of the server or a plugin, unless a process has ended, and
+    with the operator's remedy for a refusal."""
     described = describe(error, retry_after)
     if described.internal:
-        _log.error("%s failed: %s", request_id, error_text(error), exc_info=error)
+        # The frames of a lost process are those of the loop that waited for it.
+        trace = None if isinstance(error, LostPeerError) else error
+        _log.error("%s failed: %s", request_id, error_text(error), exc_info=trace)
     elif isinstance(error, InputError | OverloadedError) and error.operator_remedy:
         refusal = shortened(f"{error.field}: {error.problem}; {error.remedy}")
         _log.info("%s is refused: %s (the operator can %s)", request_id, refusal, error.operator_remedy)

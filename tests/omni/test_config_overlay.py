@@ -279,6 +279,22 @@ def test_an_option_of_few_choices_names_them():
         changed("attention_backend", "fast")
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "remedy"),
+    [
+        ("pipeline_layers", "1,2", "give a list such as [1,2] or 'measured' or none"),
+        ("hidden_layers", "1,2", "give a list such as [1,2]"),
+        ("sampling.stop", 3, 'give a text or a list such as ["a","b"] or none'),
+        ("sampling.bad_words_ids", "1,2", "give a list such as [[1,2],[3]] or none"),
+        ("block_size", "many", "give a value of that type"),
+    ],
+)
+def test_an_option_that_takes_a_list_shows_one(path: str, value: object, remedy: str):
+    with pytest.raises(ConfigError) as caught:
+        changed(path, value)
+    assert caught.value.remedy == remedy
+
+
 class OptionsWithDtype(msgspec.Struct, frozen=True, kw_only=True):
     dtype: int = 3
 

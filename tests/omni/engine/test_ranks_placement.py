@@ -65,6 +65,13 @@ def test_parts_of_layers_and_of_their_sequence_multiply() -> None:
     assert [RankLayout(2, 2).position(rank) for rank in range(4)] == [1, 1, 0, 0]
 
 
+def test_errors_name_all_ranks_on_a_place() -> None:
+    found = Placement.of(cut(writer=("cpu/2,cpu/5", 2), speaker=("cpu/2,cpu/4,cpu/5", 3)), "cpu")
+    assert found.rank_names("cpu/5") == "rank 1 of 2 of stage 'writer' and rank 2 of 3 of stage 'speaker'"
+    assert found.rank_names("cpu/4") == "rank 1 of 3 of stage 'speaker'"
+    assert found.rank_names("cpu") == ""
+
+
 def test_engines_with_ranks_of_one_stage_are_a_group_of_rank_0_first() -> None:
     found = Placement.of(cut(writer=("cpu/2,cpu", 2), speaker=("cpu/3", 1)), "cpu")
     assert found.groups == (("cpu/2", "cpu"), ("cpu/3",))

@@ -349,6 +349,7 @@ class Odd(Exception):
         *(kind("a.b", "is long", "shorten it", "raise a.c") for kind in (InputError, OverloadedError)),
         StageError("thinker", "doing it", "broke"),
         LostPeerError("thinker, talker", "running", "its process 7 was killed by SIGKILL"),
+        LostPeerError("thinker", "running", "its process 7 was killed by SIGKILL", "rank 1 of 2 of stage 'thinker'"),
         PluginError("no plugin"),
         SyncError("item", None, "leave it out"),
         RuntimeError("out of order"),

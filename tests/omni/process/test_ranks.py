@@ -100,14 +100,21 @@ def test_ranks_have_the_least_of_their_pages_and_count_once(omni: Omni):
 
 
 @pytest.mark.parametrize("place", [LEADER, FOLLOWER])
-def test_a_rank_that_is_killed_takes_the_others_with_it(omni: Omni, place: str):
-    before = dict(pids_of(omni))
+def test_a_rank_that_is_killed_takes_the_others_with_it(omni: Omni, place: str, caplog: pytest.LogCaptureFixture):
+    """The error names it, and the log has a line for each rank, without the frames of the one that lost the other."""
+    before, rank = dict(pids_of(omni)), (LEADER, FOLLOWER).index(place)
     stream = omni.generate("abc", sampling=ENDLESS)
     next(stream)
     os.kill(before[place], signal.SIGKILL)
-    with pytest.raises(LostPeerError, match=rf"'writer.*process {before[place]} was killed by SIGKILL"):
+    problem = (
+        rf"rank {rank} of 2 of stage 'writer' \({place}\) ended: its process {before[place]} was killed by SIGKILL"
+    )
+    with pytest.raises(LostPeerError, match=rf"'writer.*{problem}"):
         list(stream)
     assert_both_are_new(omni, before)
+    ends = [record for record in caplog.records if record.name == "omni.process.remote"]
+    assert len(ends) == 2
+    assert not any(record.exc_info for record in ends)
 
 
 def test_a_request_without_output_starts_again(omni: Omni):

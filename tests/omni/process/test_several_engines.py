@@ -41,9 +41,9 @@ def test_the_engines_on_the_cpu_divide_its_threads(model: Path, monkeypatch: pyt
     threads: dict[str, int] = {}
     load = RemoteEngine.load
 
-    def spied(engine: RemoteEngine, start: Start, stages: Iterable[str]) -> None:
+    def spied(engine: RemoteEngine, start: Start, stages: Iterable[str], ranks: str) -> None:
         threads[start.place] = start.threads
-        load(engine, start, stages)
+        load(engine, start, stages, ranks)
 
     monkeypatch.setattr(RemoteEngine, "load", spied)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
