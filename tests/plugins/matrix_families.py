@@ -26,10 +26,11 @@ Said = tuple[list[int], list[tuple[int, ...]] | None]
 
 
 class TextFamily(Family):
-    """A tiny Qwen3 with a tokenizer."""
+    """A tiny Qwen3 with a tokenizer. layers: their number."""
 
     writer = "text"
     stages = ("text",)
+    layers = 2
     _QUESTIONS = (
         "hello",
         "the blue square and the green one, what is in the picture",
@@ -39,7 +40,7 @@ class TextFamily(Family):
     )
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(write_chat_model(folder), "ar", "local", "text")
+        super().__init__(write_chat_model(folder, self.layers), "ar", "local", "text")
         vocabulary = build_text_frontend(self.checkpoint).vocabulary()
         assert vocabulary is not None
         self.vocabulary = vocabulary
@@ -79,10 +80,11 @@ TALKER_SETS: Mapping[str, SamplingParams] = {
 
 
 class OmniFamily(Family):
-    """A tiny Qwen3-Omni with sound, pictures, text and speech; the test reads its codes too."""
+    """A tiny Qwen3-Omni with sound, pictures, text and speech; the test reads its codes too. layers: of the thinker."""
 
     writer = "thinker"
     stages = ("thinker", "talker")
+    layers = 2
     modalities = frozenset({"text", "audio", "codes"})
     asked = (*PLAYED, *TALKER_SETS)
     also: Mapping[str, SamplingParams] = {"talker": SamplingParams(temperature=0.0, max_tokens=SPOKEN)}
@@ -95,7 +97,7 @@ class OmniFamily(Family):
     )
 
     def __init__(self, folder: Path) -> None:
-        tiny = tiny_checkpoint(81, stop_gain=0.0, codec_stop_gain=0.0)
+        tiny = tiny_checkpoint(81, layers=self.layers, stop_gain=0.0, codec_stop_gain=0.0)
         super().__init__(tiny, "ar", "encoder", "local", "qwen3_omni", "vocoder", tap="tests.support.tap")
         frontend = build_frontend(self.pipeline, self.checkpoint)
         vocabulary = frontend.vocabulary()
@@ -131,13 +133,26 @@ class OmniFamily(Family):
         return answer.ids, [tuple(frame) for frame in answer.codes.T.tolist()]
 
 
+class DeepTextFamily(TextFamily):
+    layers = 4
+
+
+class DeepOmniFamily(OmniFamily):
+    layers = 4
+
+
 FAMILIES: Mapping[str, type[TextFamily | OmniFamily]] = {
     "text": TextFamily,
     "qwen3_omni": OmniFamily,
 }
+DEEP: Mapping[str, type[TextFamily | OmniFamily]] = {
+    "deep text": DeepTextFamily,
+    "deep qwen3_omni": DeepOmniFamily,
+}
+"""The same with a writer of more layers, for stages that are cut into up to four parts."""
 
 
 @cache
 def family_in(folder: Path, name: str) -> Family:
     """folder: for checkpoints that tests share nowhere else."""
-    return FAMILIES[name](folder / name)
+    return {**FAMILIES, **DEEP}[name](folder / name)

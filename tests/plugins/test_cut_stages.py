@@ -20,7 +20,7 @@ from omni.testing.simulation.late import LateDevice
 from omni_ar.layers import SparseMoE
 from tests.plugins.cut_stages import CutStages
 from tests.plugins.matrix import Cell, covering
-from tests.plugins.matrix_families import FAMILIES, family_in
+from tests.plugins.matrix_families import DEEP, FAMILIES, family_in
 from tests.plugins.matrix_run import run_cell
 from tests.plugins.omni_qwen2_5_omni import fixed_noise
 from tests.plugins.test_hidden_states import LAYERS, expect, submit
@@ -171,6 +171,8 @@ def cell(asked: str, in_flight: int, *, few_blocks: bool, cached: bool = True) -
 CELLS = [
     ("text", TP2, cell("all together", 4, few_blocks=True)),
     ("text", PP2, cell("all together", 4, few_blocks=True)),
+    ("deep text", PP4, cell("all together", 4, few_blocks=True)),
+    ("deep text", PP3, cell("prompt logprobs", 2, few_blocks=True)),
     ("text", PP2, cell("JSON schema, penalty, logprobs", 2, few_blocks=False)),
     ("qwen3_omni", TP2, cell("talker, all together", 4, few_blocks=True)),
     ("qwen3_omni", PP2, cell("talker, all together", 2, few_blocks=True)),
@@ -182,16 +184,19 @@ CELLS = [
 @pytest.mark.parametrize(
     ("name", "layout", "cell"),
     few(
-        2,
-        [
-            *CELLS,
-            *(
-                (name, layout, one)
-                for name in FAMILIES
-                for layout in (TP2, TP4, PP2, BOTH)
-                for one in covering(FAMILIES[name].asked)
-            ),
-        ],
+        4,
+        dict.fromkeys(
+            [
+                *CELLS,
+                *(
+                    (name, layout, one)
+                    for families, layouts in ((FAMILIES, (TP2, TP4, PP2, BOTH)), (DEEP, (PP3, PP4)))
+                    for name, family in families.items()
+                    for layout in layouts
+                    for one in covering(family.asked)
+                ),
+            ]
+        ),
         SLOW,
     ),
     ids=str,
@@ -199,15 +204,20 @@ CELLS = [
 def test_batched_requests_equal_requests_alone(folder: Path, name: str, layout: RankLayout, cell: Cell) -> None:
     """The matrix, on ranks: requests join, leave and are preempted, and in few blocks of the talker its frames are replayed."""
     family = family_in(folder, name)
-    played = run_cell(family, cell, CutStages(layout))
+    # A talker has fewer layers than there are parts.
+    played = run_cell(family, cell, CutStages(layout, {family.writer} if name in DEEP else None))
     if cell.asked == "talker, all together" and cell.few_blocks:
         assert all(played.preemptions(family).values()), "the talker is preempted too"
 
 
-DIVIDED = [cell("talker, all together", 4, few_blocks=True), cell("prompt logprobs", 1, few_blocks=False)]
+DIVIDED = [
+    cell("talker, all together", 4, few_blocks=True),
+    cell("prompt logprobs", 1, few_blocks=False),
+    *covering(FAMILIES["qwen3_omni"].asked),
+]
 
 
-@pytest.mark.parametrize("cell", few(0, DIVIDED, SLOW), ids=str)
+@pytest.mark.parametrize("cell", few(1, dict.fromkeys(DIVIDED), SLOW), ids=str)
 def test_requests_of_divided_experts_equal_requests_alone(folder: Path, cell: Cell) -> None:
     run_cell(family_in(folder, "qwen3_omni"), cell, CutStages(2, expert_parallel=True))
 

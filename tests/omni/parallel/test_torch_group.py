@@ -1,6 +1,7 @@
 """Collectives of ranks in one process, against sums and concatenations of the same tensors."""
 
 import threading
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -11,6 +12,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from omni.errors import LostRankError
 from omni.parallel import Communicator, open_communicator, torch_group
+from omni.parallel.torch_group import TorchCommunicator, names_of
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.ranks import on_ranks
 
@@ -100,6 +102,52 @@ def test_tensors_of_different_ranks_are_not_confused() -> None:
         return taken
 
     assert on_ranks(3, work) == [[20, 10], [21, 1], [12, 2]]
+
+
+class CompletedWork:
+    def is_completed(self) -> bool:
+        return True
+
+
+class CountedGroup:
+    """A group without connections. tags: of its transfers, by way and other rank, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.tags: dict[tuple[str, int], list[int]] = defaultdict(list)
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> CompletedWork:
+        self.tags["send", to].append(tag)
+        return CompletedWork()
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> CompletedWork:
+        self.tags["receive", source].append(tag)
+        return CompletedWork()
+
+
+def test_each_transfer_of_a_pair_has_its_number_on_both_sides() -> None:
+    """Gloo may deliver transfers of one number in another order."""
+    x, empty, groups = torch.ones(2), torch.empty(0, 2), [CountedGroup() for _ in range(3)]
+    ranks = [TorchCommunicator(group, rank, names_of(range(3), 3)) for rank, group in enumerate(groups)]
+    for number in range(4):
+        ranks[0].send(x, 1)
+        ranks[0].post(x, 1)
+        ranks[0].send(empty, 1)
+        ranks[0].send(x, 2)
+        if number % 2:
+            ranks[1].post(x, 0)
+    for _ in range(4):
+        ranks[2].receive(x, 0)
+    for _ in range(2):
+        ranks[0].receive(x, 1)
+    with ranks[1].silent():
+        ranks[1].receive(x, 0)
+    for _ in range(8):
+        ranks[1].receive(x, 0)
+        ranks[1].receive(empty, 0)
+    for source, to, count in ((0, 1, 8), (0, 2, 4), (1, 0, 2)):
+        sent = groups[source].tags["send", to]
+        assert sent == groups[to].tags["receive", source]
+        assert len(set(sent)) == count
 
 
 def test_two_groups_of_one_store_do_not_meet() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from omni.device import CpuDevice
 from omni.errors import LostRankError
-from omni.parallel import RankLayout, Ranks
+from omni.parallel import PipelineRank, RankLayout, Ranks, SilentCommunicator
 from omni.stage import StageWorker
 from omni.testing.ranks import thread_ranks
 from omni_ar.options import ArOptions
@@ -23,6 +23,7 @@ LIMIT = 5.0
 PROMPT = [3, 1, 4]
 OPTIONS = ArOptions(max_num_seqs=2, block_size=4, max_in_flight=2)
 MODEL = SmallText()
+TOKENS_STREAM = "ar-tokens"
 
 
 def limited(layout: RankLayout | int = 2) -> list[Ranks]:
@@ -136,4 +137,44 @@ def test_an_idle_rank_whose_tokens_have_arrived_does_not_time_out(known: bool, m
         driver.tick()
     if not known:
         monkeypatch.setattr(PendingTokens, "done", lambda _: False)
+    pass_time(device, worker.tick, 20 * LIMIT)
+
+
+def receiver_on_a_device() -> tuple[HungDevice, FollowerWorker]:
+    """The rank with the first layers, whose step is complete. Its receive of tokens is enqueued and reports that it is done, as on
+    CUDA: only the event after it shows whether the tokens have arrived."""
+    last, first = limited(RankLayout(pipeline=2))
+    driver, device = ArDriver(part(1, 2), HungDevice(), OPTIONS, ranks=last), HungDevice()
+    silent = SilentCommunicator(0, 2)
+    first = replace(first, pipeline=PipelineRank(position=0, size=2, hidden=silent, tokens=silent))
+    with torch.inference_mode():
+        runner, _, _ = small_runner(part(0, 2), device, OPTIONS, ranks=first)
+    device.synchronize()
+    worker = FollowerWorker("text", runner, first)
+    driver.ask("0", PROMPT, max_tokens=1)
+    driver.tick()
+    with torch.inference_mode():
+        assert worker.tick()
+        device.run({stream.name for stream in device.streams} - {TOKENS_STREAM})
+        assert device.run({TOKENS_STREAM}, operations=1)
+        worker.poll()
+    return device, worker
+
+
+@pytest.mark.parametrize("call", ["tick", "poll"])
+def test_tokens_whose_receive_hangs_on_the_device_are_awaited(call: str) -> None:
+    device, worker = receiver_on_a_device()
+    awaited = worker._runner.awaited
+    assert awaited is not None
+    assert awaited.arrivals.done()
+    assert worker.usage() == {"steps": 1}, "the engine does not sleep"
+    pass_time(device, getattr(worker, call), LIMIT)
+    with pytest.raises(LostRankError, match="rank 1 of 2 has not completed a step in 5 s"):
+        pass_time(device, getattr(worker, call), 1)
+
+
+def test_tokens_whose_receive_is_complete_on_the_device_are_not_awaited() -> None:
+    device, worker = receiver_on_a_device()
+    assert device.run({TOKENS_STREAM})
+    assert worker.usage() == {"steps": 0}
     pass_time(device, worker.tick, 20 * LIMIT)

@@ -285,8 +285,9 @@ SHORT = Scenario(
 """Requests of one token, which no later step needs, and one of more."""
 
 
-@pytest.mark.parametrize("seed", few(1, range(8), SLOW))
+@pytest.mark.parametrize("seed", few(1, (4, 0, 1, 2, 3, 5, 6, 7), SLOW))
 def test_tokens_that_no_step_needs_are_accepted_in_time(seed: int) -> None:
+    """Seed 4 finds a bound that is one too large."""
     run(SHORT, seed)
 
 
