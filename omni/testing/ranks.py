@@ -76,6 +76,7 @@ class ThreadCommunicator:
         return len(self._meeting.given)
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        assert x.is_contiguous()
         if self._silent:
             return x
         given = self._exchange(x)
@@ -92,6 +93,7 @@ class ThreadCommunicator:
         return torch.cat(given, 1)
 
     def send(self, x: Tensor, to: int) -> None:
+        assert x.is_contiguous()
         if not self._silent:
             self.calls += 1
             self._meeting.sent[self._rank, to].put(x.clone())
@@ -100,6 +102,7 @@ class ThreadCommunicator:
         self.send(x, to)
 
     def receive(self, x: Tensor, source: int) -> PendingReceive:
+        assert x.is_contiguous()
         if self._silent:
             return THERE
         return _Transfer(x, self._meeting.sent[source, self._rank], self._meeting.seconds)

@@ -225,14 +225,15 @@ class Seeing(SmallText):
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
         x_TD = super().embed_prompt(prompt).clone()
         for picture in prompt.embeddings:
-            x_TD.index_add_(0, picture.tokens_n, picture.tensors["rows"])
+            for rows_nD in picture.tensors["rows"]:
+                x_TD.index_add_(0, picture.tokens_n, rows_nD)
         return x_TD
 
 
-def see(driver: ArDriver, name: str, width: int) -> None:
+def see(driver: ArDriver, name: str, width: int, layers: int = 1) -> None:
     place = Placeholder(name="picture", index=0, positions=np.arange(2, 5))
     driver.ask(name, plain_prompt(PROMPTS[3], placeholders=(place,)), sources=("eyes",), max_tokens=TOKENS)
-    rows = torch.randn(3, width, generator=torch.Generator().manual_seed(width))
+    rows = torch.randn(layers, 3, width, generator=torch.Generator().manual_seed(width))
     driver.feed_host(name, Payload(MultimodalEmbedding(name="picture", index=0), {"rows": rows}))
     driver.end(name, source="eyes")
 
@@ -250,3 +251,14 @@ def test_an_embedding_of_a_wrong_width_harms_no_other_request_and_no_rank():
     assert "embed_inputs" in str(cut.driver.error("bad"))
     assert cut.driver.tokens("good") == alone.tokens("good") != greedy(model, PROMPTS[3], TOKENS)
     assert cut.driver.all_tokens(len(PROMPTS)) == [greedy(model, prompt, TOKENS) for prompt in PROMPTS]
+
+
+def test_every_rank_gets_a_chunk_of_an_embedding_of_several_layers():
+    """Which is not contiguous, as communicators require of what they send."""
+    model, options = Seeing(), replace(OPTIONS, max_num_batched_tokens=4)
+    alone, cut = ArDriver(model), Cut(model, options)
+    for driver in (alone, cut.driver):
+        see(driver, "0", WIDTH, layers=2)
+    alone.run()
+    cut.run()
+    assert cut.driver.tokens("0") == alone.tokens("0") != greedy(model, PROMPTS[3], TOKENS)

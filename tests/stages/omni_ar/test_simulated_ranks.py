@@ -3,8 +3,10 @@ and every wait and rule of the transfers is needed."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni.parallel import RankLayout, Ranks
@@ -313,6 +315,7 @@ EARLY = Scenario(
 )
 """The second step has the end of the second prompt, and fails behind the last layers. The first request rests meanwhile, and while
 the first layers accept the failed step's tokens."""
+DRAFTED = msgspec.structs.replace(EARLY.options, drafter="fabricated", draft_tokens=2, drafter_args={"rate": 0.5})
 
 
 def without_contents(*message: object) -> None:
@@ -320,7 +323,8 @@ def without_contents(*message: object) -> None:
 
 
 @pytest.mark.plants_faults
-def test_tokens_of_a_failed_step_change_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(EARLY, 0).counters["failed"] == 1
+@pytest.mark.parametrize("plan", [EARLY, replace(EARLY, options=DRAFTED)], ids=["fields alone", "with drafts"])
+def test_tokens_of_a_failed_step_change_no_row(plan: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(plan, 0).counters["failed"] == 1
     monkeypatch.setattr(pipeline, "void_tokens", without_contents)
-    assert any(raises(lambda seed=seed: run(EARLY, seed)) for seed in range(SEEDS))  # type: ignore[misc]
+    assert any(raises(lambda seed=seed: run(plan, seed)) for seed in range(SEEDS))  # type: ignore[misc]
