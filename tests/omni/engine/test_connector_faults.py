@@ -122,6 +122,9 @@ def test_a_payload_that_cannot_travel_fails_its_request_alone(
 def test_a_payload_that_is_not_given_up_closes_the_consumer() -> None:
     graph = FakeGraph()
     recorder, text = graph.submit("r", *BOTH), graph.submit("text", "text")
+    # The flags of a class are checked once, at its first payload: a fault there is one of `send`, and gives up no payload.
+    graph.writer.produce("r", lent(0))
+    graph.settle()
     with patch.object(CountingRef, "sent", property(fail, ignore), create=True):
         produced = graph.writer.produce("r", lent(1))
         graph.settle()
