@@ -12,7 +12,7 @@ may access before that depends on the order of the two calls in the previous ker
 - *Wait first.* The kernels of a mixture of experts after its router (`moe/wait.py`) let the next one start after
   their own wait. The last kernel but one is then complete when the next one starts, and its output may be read before
   the wait. Linear maps whose settings are not `early` let it start after their products: programs that start while many
-  others run are divided unevenly among the multiprocessors, and the products of large weights take longer by that.
+  others run may be divided unevenly among the multiprocessors, and steps with large weights take longer by that.
 
 In both cases every program waits before it ends: when a kernel is complete, all earlier ones are.
 """
