@@ -10,7 +10,7 @@ Requests of a round start together; a short round goes before. Per concurrency, 
 first audio, real-time factor (time to the last sample over seconds of speech), milliseconds per frame from the first audio to the
 last, and tokens per second of each stage; and seconds of speech made per second, all together. Of `--rounds` rounds the median by
 real-time factor is printed; `bench/targets.py` has the origin of its `must` and `aim`. With `--timeline FILE`, a timeline of it
-all, which cuts graphs at phases and costs time: not for numbers.
+all, which cuts graphs at phases and costs time: not for numbers. `--set talker.place=cuda:1`: settings, as of `omni run`.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from bench.arguments import device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from bench.targets import RTF, Goal, bounds, verdict
 from omni import Omni, Result, SamplingParams
+from omni.config import parse_override
 from shapes import SHAPES
 
 
@@ -155,13 +156,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
     parser.add_argument("--timeline", type=output_file, help="record all of it here")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings; none as shipped")
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
     )
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     given = {"device": arguments.device, "timeline": arguments.timeline}
-    overrides = {"engine.graphs": False} if arguments.eager else {}
+    overrides = dict(map(parse_override, arguments.set)) | ({"engine.graphs": False} if arguments.eager else {})
     speech = TALKS[arguments.shape]
     frames = round(_SECONDS * speech.second) if arguments.frames is None else arguments.frames
     rounds = []

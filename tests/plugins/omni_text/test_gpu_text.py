@@ -77,12 +77,12 @@ DRAFTED = [
         rounds=2,
     ),
 ]
-OTHER_MODEL = {"drafter": "draft_model"}
-"""With weights of the same kind, but other ones."""
+OTHER_MODEL = {"drafter": "draft_model", "adaptive_drafts": False}
+"""With weights of the same kind, but other ones. Such a model costs as much as the stage's: adaptive drafts would verify none."""
 DRAFTED += [
-    Case("a model's drafts, eager", graphs=False, settings={**OTHER_MODEL, "adaptive_drafts": False}),
+    Case("a model's drafts, eager", graphs=False, settings=OTHER_MODEL),
     Case("a model's drafts, captured, four ahead", settings={**OTHER_MODEL, "max_in_flight": 4}),
-    Case("a model's drafts, captured, few blocks", settings={**OTHER_MODEL, "adaptive_drafts": False, **FEW_BLOCKS}),
+    Case("a model's drafts, captured, few blocks", settings={**OTHER_MODEL, **FEW_BLOCKS}),
 ]
 GPU = pytest.mark.gpu
 ON_DEVICES = [
