@@ -1,6 +1,6 @@
 """Tokens per second with drafts of a chosen acceptance rate, against plain decoding, by shape and batch.
 
-    python benchmarks/drafts.py [--shapes 8b 30b] [--rows 1 8] [--drafts 3] [--rates 0 0.7] [--json FILE]
+    python benchmarks/drafts.py [--shapes 8b 30b] [--rows 1 8] [--drafts 3] [--rates 0 0.7] [--models draft_model eagle3] [--json FILE]
 
 Weights are random. Every row has its own random prompt of 512 ids and draws 256 tokens with a seed of its own. All ask twice: the
 first round is remembered, and in the second, which is measured, the drafter `fabricated` drafts the right token with the given
@@ -10,6 +10,9 @@ texts part after some tokens, and no draft is accepted from there on. `ngram` dr
 drafts is accepted: that is the cost of a drafter that does not pay. "text that repeats": embeddings and output matrix are such that
 the likeliest id follows the newest one in a cycle of 64, which ends the prompt; everything else of the step is as before, and the
 temperature is 0.
+
+--models: drafters with random weights: `draft_model`, the 0.6b shape beside the 8b one, whose model can repeat the text too, and
+`eagle3`, a head that is never right.
 
 Measured is the time from the moment at which every row has 4 tokens to that at which the first row has all but a few, after the
 device has completed its launches. "experts": distinct ones of a layer in a step, counted in uncaptured steps over the same weights,
@@ -23,7 +26,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -35,6 +38,7 @@ from bench import weights
 from bench.arguments import at_least, device_here, output_file, positive_int, probability
 from bench.cases import DecodeCase, warm
 from bench.device import TimedDevice, open_timed
+from bench.drafters import draft_model_folder, eagle3_folder, model_that_drafts
 from bench.engine import BenchEngine
 from bench.floors import experts_of, step_bytes, uniform_experts
 from bench.pipelines import family_pipeline
@@ -112,6 +116,15 @@ def repeating(model: ArModel) -> Iterator[None]:
             outputs[:_CYCLE] = kept[1]
 
 
+def text_of(case: DraftedCase, bench: BenchEngine) -> ExitStack:
+    """The stage's model, and that of its drafter, write the text of the case meanwhile."""
+    stack = ExitStack()
+    models = (case.model, model_that_drafts(bench, case.stage)) if case.repeats else ()
+    for model in filter(None, models):
+        stack.enter_context(repeating(model))
+    return stack
+
+
 @dataclass(frozen=True, slots=True)
 class Throughput:
     """per_second: tokens. length: tokens of a row in one step. drafted, accepted: drafts in the measured round. step, floor: ms of
@@ -170,12 +183,12 @@ class Round:
 
 def measure(shape: str, what: str, case: DraftedCase, tokens: int, bandwidth: float) -> Throughput:
     bench = case.engine(tokens, case.graphs)
-    with repeating(case.model) if case.repeats else nullcontext():
+    with text_of(case, bench):
         measured = _measured(shape, what, case, bench, tokens, bandwidth)
     if measured.experts is None:
         return measured
     bench = case.engine(tokens, graphs=False)
-    with repeating(case.model) if case.repeats else nullcontext():
+    with text_of(case, bench):
         return replace(measured, experts=measured.experts._replace(counted=_experts(case, bench, tokens)))
 
 
@@ -230,9 +243,11 @@ class DraftsRun:
     bandwidth: float
     count_experts: bool
     ngram: bool
+    models: list[str]
     found: list[Throughput] = field(default_factory=list)
 
-    def variants(self) -> dict[str, dict[str, object]]:
+    def variants(self, models: Mapping[str, Path]) -> dict[str, dict[str, object]]:
+        """Settings of the stage by name. models: folders of drafters with weights."""
         fabricated = {"drafter": "fabricated", "draft_tokens": self.drafts}
         made: dict[str, dict[str, object]] = {"plain": {}}
         for rate in self.rates:
@@ -243,7 +258,21 @@ class DraftsRun:
             }
         if self.ngram:
             made["ngram, random text"] = made[f"ngram, {_REPEATS}"] = {"drafter": "ngram", "draft_tokens": self.drafts}
+        for name, path in models.items():
+            settings = {"drafter": name, "draft_tokens": self.drafts, "drafter_args": {"model": str(path)}}
+            for text in ("random text", _REPEATS) if name == "draft_model" else ("random text",):
+                made[f"{name}, {text}"] = settings
+                made[f"{name}, always {self.drafts}, {text}"] = {**settings, "adaptive_drafts": False}
         return made
+
+    def model_folders(self, shape: str, checkpoint: Checkpoint, folder: Path) -> dict[str, Path]:
+        """Of the drafters of `models` that there are for the shape."""
+        made = {
+            "draft_model": lambda: draft_model_folder(shape, checkpoint, folder),
+            "eagle3": lambda: eagle3_folder(checkpoint, folder),
+        }
+        folders = {name: made[name]() for name in self.models}
+        return {name: path for name, path in folders.items() if path is not None}
 
     def shape(self, name: str) -> None:
         shape = STAGES[name]
@@ -251,8 +280,9 @@ class DraftsRun:
             SHAPES[shape.name](Path(folder))
             checkpoint = Checkpoint(Path(folder))
             pipeline = family_pipeline(checkpoint)
+            models = self.model_folders(shape.name, checkpoint, Path(folder))
             for rows in self.rows:
-                for what, settings in self.variants().items():
+                for what, settings in self.variants(models).items():
                     given = (checkpoint, pipeline, shape.stage, rows, self.prompt, self.device, self.dtype, self.graphs)
                     case = DraftedCase(
                         *given,
@@ -287,6 +317,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=at_least(32), default=256)
     parser.add_argument("--no-experts", action="store_true", help="count none, which takes as long as the rest")
     parser.add_argument("--no-ngram", action="store_true", help="leave out the drafter ngram")
+    parser.add_argument("--models", nargs="+", choices=("draft_model", "eagle3"), default=[], help="drafters with weights")
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
     parser.add_argument("--device", type=device_here("--tiny --device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, short prompts: to see that it runs")
@@ -307,6 +338,7 @@ def main() -> None:
         copy_bandwidth() if cuda else 1e10,
         not arguments.no_experts,
         not arguments.no_ngram,
+        arguments.models,
     )
     for name in arguments.shapes:
         run.shape(name)
