@@ -275,7 +275,7 @@ def test_acceptance_of_a_batch_does_not_depend_on_the_steps_in_flight(drafter: s
         said = [answers(driver, PROMPTS[:4], **ASKED[asked], max_tokens=60) for _ in range(2)]
         counts.append((said, {name: n for name, n in driver.worker.counters().items() if "draft" in name}))
     assert all(each == counts[0] for each in counts)
-    assert counts[0][1]["drafted_tokens"] >= 40
+    assert counts[0][1]["drafted_tokens"] >= 20
 
 
 class PartlyWrongDrafter(FabricatedDrafter):
