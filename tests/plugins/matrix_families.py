@@ -98,7 +98,7 @@ class OmniFamily(Family):
 
     def __init__(self, folder: Path) -> None:
         tiny = tiny_checkpoint(81, layers=self.layers, stop_gain=0.0, codec_stop_gain=0.0)
-        super().__init__(tiny, "ar", "encoder", "local", "qwen3_omni", "vocoder", tap="tests.support.tap")
+        super().__init__(tiny, "ar", "encoder", "local", "qwen3_omni", "text", "vocoder", tap="tests.support.tap")
         frontend = build_frontend(self.pipeline, self.checkpoint)
         vocabulary = frontend.vocabulary()
         assert vocabulary is not None

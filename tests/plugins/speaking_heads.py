@@ -31,7 +31,8 @@ def write_eagle3(folder: Path, parent: Path) -> dict[str, Any]:
         )
         head.weights["d2t"] = torch.tensor(DRAFTED) - torch.arange(len(DRAFTED))
         head.write(other)
-    return {"model": str(other), "layers": [1, text["num_hidden_layers"] - 1]}
+    last = text["num_hidden_layers"] - 1
+    return {"model": str(other), "layers": [last - 1, last]}
 
 
 def write_mtp(folder: Path, parent: Path) -> Path:

@@ -1,5 +1,5 @@
 """Tokens per second with drafters that have weights over those without a drafter, by the same model of the device as in
-test_draft_speed.py. The times of such drafters were not measured."""
+test_draft_speed.py. Times are assumed; some have been measured (benchmarks/results/2026-11-28-drafts-h200.md)."""
 
 import random
 from dataclasses import replace
