@@ -1,6 +1,6 @@
 """Tokens per second with drafts of a chosen acceptance rate, against plain decoding, by shape and batch.
 
-    python benchmarks/drafts.py [--shapes 8b 30b] [--rows 1 8] [--drafts 3] [--rates 0 0.7] [--models draft_model eagle3] [--json FILE]
+    python benchmarks/drafts.py [--shapes 8b 30b] [--rows 1 8] [--drafts 3] [--rates 0 0.7] [--models eagle3] [--json FILE]
 
 Weights are random. Every row has its own random prompt of 512 ids and draws 256 tokens with a seed of its own. All ask twice: the
 first round is remembered, and in the second, which is measured, the drafter `fabricated` drafts the right token with the given
@@ -317,7 +317,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=at_least(32), default=256)
     parser.add_argument("--no-experts", action="store_true", help="count none, which takes as long as the rest")
     parser.add_argument("--no-ngram", action="store_true", help="leave out the drafter ngram")
-    parser.add_argument("--models", nargs="+", choices=("draft_model", "eagle3"), default=[], help="drafters with weights")
+    parser.add_argument(
+        "--models", nargs="+", choices=("draft_model", "eagle3"), default=[], help="drafters with weights"
+    )
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
     parser.add_argument("--device", type=device_here("--tiny --device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, short prompts: to see that it runs")
