@@ -267,12 +267,12 @@ class DraftsRun:
 
     def model_folders(self, shape: str, checkpoint: Checkpoint, folder: Path) -> dict[str, Path]:
         """Of the drafters of `models` that there are for the shape."""
-        made = {
-            "draft_model": lambda: draft_model_folder(shape, checkpoint, folder),
-            "eagle3": lambda: eagle3_folder(checkpoint, folder),
-        }
-        folders = {name: made[name]() for name in self.models}
-        return {name: path for name, path in folders.items() if path is not None}
+        made: dict[str, Path] = {}
+        if "eagle3" in self.models:
+            made["eagle3"] = eagle3_folder(checkpoint, folder)
+        if "draft_model" in self.models and (path := draft_model_folder(shape, checkpoint, folder)) is not None:
+            made["draft_model"] = path
+        return made
 
     def shape(self, name: str) -> None:
         shape = STAGES[name]
