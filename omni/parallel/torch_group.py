@@ -243,6 +243,11 @@ class NcclCommunicator(TorchCommunicator):
         # Another GPU waits for the transfers of a group without sums.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=not sums)
         options._timeout = timeout
+        if not sums:
+            # NCCL's kernel occupies a multiprocessor for each of its programs while a tensor that was asked for early is under way.
+            # With NCCL's own choice for 128 KiB, products beside it took 1.26 times as long on an H200; with one program, no longer
+            # than alone (benchmarks/pending_receive.py).
+            options.config.min_ctas = options.config.max_ctas = 1
         super().__init__(dist.ProcessGroupNCCL(store, rank, len(names), options), rank, names)
         self._peers = RankMemory.open(store, rank, len(names), device, timeout) if sums else None
 

@@ -65,6 +65,22 @@ def test_drafts_measures_each_drafter_against_none(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+def test_drafts_measures_drafters_with_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "drafts.json"
+    given = "--device cpu --tiny --rows 2 --rates 0 --no-experts --no-ngram --models draft_model eagle3".split()
+    run_script(monkeypatch, "drafts", *given, "--json", str(file))
+    numbers = json.loads(file.read_text())["numbers"]
+    found = {(each["shape"], each["what"]): each for each in numbers}
+    assert ("tiny-omni", "draft_model, random text") not in found
+    repeats = found["tiny-text", "draft_model, always 3, text that repeats"]
+    assert repeats["accepted"] == repeats["drafted"] > 0
+    assert repeats["length"] > 3
+    for shape in ("tiny-text", "tiny-omni"):
+        head = found[shape, "eagle3, always 3, random text"]
+        assert head["drafted"] > 100 > head["accepted"]
+
+
+@pytest.mark.slow
 def test_connectors_measures_the_hop_between_stages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
