@@ -67,8 +67,12 @@ def test_drafts_measures_each_drafter_against_none(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_drafts_measures_drafters_with_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "drafts.json"
-    given = "--device cpu --tiny --rows 2 --rates 0 --no-experts --no-ngram --models draft_model eagle3".split()
-    run_script(monkeypatch, "drafts", *given, "--json", str(file))
+    run_script(
+        monkeypatch,
+        "drafts",
+        *("--device", "cpu", "--tiny", "--rows", "2", "--rates", "0", "--no-experts", "--no-ngram"),
+        *("--models", "draft_model", "eagle3", "--json", str(file)),
+    )
     numbers = json.loads(file.read_text())["numbers"]
     found = {(each["shape"], each["what"]): each for each in numbers}
     assert ("tiny-omni", "draft_model, random text") not in found
