@@ -1,6 +1,6 @@
 """A stage whose sequence of layers is cut: its results are those of the whole stage, whatever fails at one of the ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -20,7 +20,7 @@ from omni.plugin import LogitsProcessorEntry
 from omni.testing.ranks import RankThread, thread_ranks
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
 from omni_ar.layers.parallel import partitioned
-from omni_ar.model import Batch
+from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, ProcessedRows, ProcessorRegistry
 from omni_ar.run import follower
@@ -50,14 +50,14 @@ class Pipelined:
         options: ArOptions = OPTIONS,
         *,
         layers: tuple[int, ...] = (),
-        kind: type[Deep] = Deep,
+        kind: Callable[[tuple[str, int] | None], ArModel] = Deep,
         fails: Mapping[int, tuple[str, int]] | None = None,
         seconds: float = PATIENCE_SECONDS,
         device: Device | None = None,
         **more: Any,
     ) -> None:
-        """kind: of the model. fails: by rank, as of `Deep`. seconds: time for another rank to come. device: of rank 0. more: of
-        `ArDriver`."""
+        """kind: of the model, called with what fails of it. fails: by rank, as of `Deep`. seconds: time for another rank to come.
+        device: of rank 0. more: of `ArDriver`."""
         layout = RankLayout(pipeline=size)
         ranks = thread_ranks(layout, seconds)
         faults = fails or {}
