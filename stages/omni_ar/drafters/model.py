@@ -57,7 +57,8 @@ class DraftModel(nn.Module, ABC):
 
 _SMALL_OPERATIONS = 3
 """Layers that take as long as the work of a pass besides its model: 30 small operations, of 1 to 2 us each. Three passes of
-an EAGLE-3 head are so assumed to take 0.18 of a step of Qwen3-8B, and take 0.20 (benchmarks/results/2026-11-28-drafts-h200.md)."""
+an EAGLE-3 head are so assumed to take 0.18 of a step of a dense model of 8 billion parameters, and take 0.20
+(benchmarks/results/2026-11-28-drafts-h200.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from omni.errors import CheckpointError
 from omni_ar.drafters import DraftSetup, FeatureShape
-from omni_ar.drafters.eagle3 import read_config
+from omni_ar.drafters.eagle3_config import read_config
 from tests.stages.omni_ar.eagle3_rows import drafter_of, rows_of
 from tests.support.fake_hub import REPOSITORY, fetched, publish
 from tests.support.tiny_heads import TinyHead, eagle3_head, setup_of, write_stage
