@@ -49,8 +49,8 @@ class SendingChannel:
     def __init__(
         self, ends: Mapping[int, socket.socket], counters: Mapping[int, MessageCounter], seconds: float
     ) -> None:
-        """ends, counters: by rank of the other end. seconds: time after which a rank counts as lost that reads none of the messages
-        in its full buffer (about 200 KiB)."""
+        """ends, counters: by rank of the other end. seconds: a rank whose buffer (about 200 KiB) is full counts
+        as lost if it reads no message in this time."""
         self._seconds = seconds
         self._counters = counters
         for end in ends.values():

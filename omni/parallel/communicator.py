@@ -15,10 +15,10 @@ class PendingReceive(Protocol):
     """A tensor from another rank."""
 
     def done(self) -> bool:
-        """Whether `wait` is known to return at once. On the CPU only a `wait` or `arrived` shows that."""
+        """Whether `wait` is known to return at once: on the CPU only after a `wait` or `arrived` that found the tensor."""
 
     def arrived(self) -> bool:
-        """Whether it has arrived. For a rank that gives up otherwise, since the call may break off a transfer that has not
+        """Whether it has arrived. Only for a rank that gives up otherwise: the call may wait, and break off a transfer that has not
         arrived."""
 
     def wait(self) -> None:

@@ -5,9 +5,9 @@
 | `data[slot, other]` | the other rank in its call; this rank, which empties it | this rank, in the same call | two calls later |
 | `state` | this rank: calls, and programs of the current one | this rank | |
 
-A number is its own flag: where the bits are 0 none has arrived, and a zero is sent as -0. So a sum takes one way between the
-devices. No order of writes matters: a program polls the numbers that it adds up, and each is written and read as a whole. (The
-kernels of TensorRT-LLM with a "Lamport" workspace work alike.)
+A number is its own flag: where the bits are 0 none has arrived, and a zero is sent as -0. So a sum takes the time of
+one write to another device. No order of writes matters: a program polls the numbers that it adds up, and each is written and read
+as a whole. (The kernels of TensorRT-LLM with a "Lamport" workspace work alike.)
 
 Calls alternate between two slots, which is enough. A rank's call n + 2 writes where call n did. It begins when call n + 1 is
 complete, which has read numbers of every other rank's call n + 1. Those were sent by a kernel that began after the other rank's
@@ -63,9 +63,9 @@ def tile_sum(x, at, inside, bases_ptr, own, RANK: tl.constexpr, SIZE: tl.constex
     """The sum over the ranks of a tile: float32, added up in their order, 0 outside.
 
     Every program of a launch calls it once, when the kernels before are complete. The grid has one dimension.
-    x: this rank's part. at: places of its numbers in the tensor, of which there are up to `MOST_BYTES`. inside: which numbers there
-    are; each place is in one tile. bases_ptr: int64 `[SIZE]`, addresses here of the memory of all ranks, which no kernel writes.
-    own: that of this rank's."""
+    x: this rank's part. at: indexes of its numbers in the tensor, which has up to `MOST_BYTES` bytes. inside: mask of the numbers
+    in the tensor; each is in one tile. bases_ptr: int64 `[SIZE]`, addresses of the memory of each rank in this process; no kernel
+    writes them. own: the address of this rank's memory."""
     WORD: tl.constexpr = tl.int32 if x.dtype.primitive_bitwidth == 32 else tl.int16
     MINUS_ZERO: tl.constexpr = -(2 ** (x.dtype.primitive_bitwidth - 1))
     state_ptr = own.to(tl.pointer_type(tl.int32))
@@ -75,8 +75,8 @@ def tile_sum(x, at, inside, bases_ptr, own, RANK: tl.constexpr, SIZE: tl.constex
     for step in tl.static_range(1, SIZE):
         base = tl.load(bases_ptr + (RANK + step) % SIZE)
         tl.store(_data(base, slot * SIZE + RANK, WORD, MOST_BYTES) + at, word, mask=inside)
-    # After the barrier all threads have read the state. The additions of all programs are one call, and before the last one has
-    # added its own, less: one that reads the state meanwhile finds the same call.
+    # After the barrier all threads have read the state. The additions of all programs sum to one call, those of some to less: a
+    # program that reads the state before the last addition finds the same call.
     tl.debug_barrier()
     first = tl.program_id(0) == 0
     tl.atomic_add(state_ptr, tl.where(first, 1 - tl.num_programs(0) + _CALL, 1), sem="relaxed", scope="gpu")

@@ -22,8 +22,9 @@ _NONE = b"none"
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Memory of each rank, mapped by all: until the process ends, as other ranks may still use it. Kernels sum through it
-    (`omni.parallel.kernel.tile_sum`). rank: of this process. bases: int64 `[size]` on its device, addresses here, by rank."""
+    """Memory of each rank, mapped by all ranks until the process ends, since other ranks may use it until then. Kernels sum through
+    it (`omni.parallel.kernel.tile_sum`). rank: of this process. bases: int64 `[size]` on its device: the memory's address in this
+    process, by rank."""
 
     rank: int
     bases: Tensor

@@ -30,7 +30,7 @@ STEP_SECONDS = 60.0
 
 @dataclass(slots=True)
 class RankEnds:
-    """Resources that a rank was given. store: descriptor of the memory, -1 for none yet. sockets: to other ranks, by rank."""
+    """Resources that a rank was given. store: descriptor of the memory, -1 before it is given. sockets: to other ranks, by rank."""
 
     store: int = -1
     sockets: dict[int, socket.socket] = field(default_factory=dict)

@@ -240,13 +240,13 @@ class NcclCommunicator(TorchCommunicator):
         sums: bool = True,
     ) -> None:
         """sums: whether small sums go through the memory of the other devices."""
-        # Another GPU waits for the transfers of a group without sums.
+        # Transfers run at high priority, since another GPU waits for them.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=not sums)
         options._timeout = timeout
         if not sums:
-            # NCCL's kernel occupies a multiprocessor for each of its programs while a tensor that was asked for early is under way.
-            # With NCCL's own choice for 128 KiB, products beside it took 1.26 times as long on an H200; with one program, no longer
-            # than alone (benchmarks/pending_receive.py).
+            # The kernel of a receive that was launched early occupies a multiprocessor with each thread block until the tensor
+            # arrives. With NCCL's default for 128 KiB, products beside it took 1.26 times as long on an H200; with one block, no
+            # longer than alone (benchmarks/pending_receive.py).
             options.config.min_ctas = options.config.max_ctas = 1
         super().__init__(dist.ProcessGroupNCCL(store, rank, len(names), options), rank, names)
         self._peers = RankMemory.open(store, rank, len(names), device, timeout) if sums else None
@@ -273,7 +273,7 @@ class NcclCommunicator(TorchCommunicator):
         return THERE
 
     def _transfer(self, transfer: Callable[..., Work], x: Tensor, other: int, waits: bool = True) -> None:
-        """waits: whether the current stream does; the host does not. NCCL has a stream for the transfers of two ranks."""
+        """waits: whether the current stream waits; the host does not. NCCL has one stream for each pair of ranks."""
         try:  # a context manager is a considerable part of the host's time in a transfer
             work = transfer([x], other, 0)
             if waits:

@@ -143,9 +143,9 @@ class Drafter(ABC):
 
 
 class PagedDrafter(Drafter):
-    """A drafter with weights, and with keys and values of its own, which are in pages beside those of the stage: of the same
-    blocks, so that they are allocated, freed, and shared by a common prefix with them. Keys and values after a row's newest token
-    may be written for any draft: they are overwritten before they are read.
+    """A drafter with weights, and with keys and values of its own. Their pages belong to the stage's KV blocks, so they are
+    allocated, freed and found in the prefix cache together with the stage's. Keys and values after a row's newest token may be
+    written for any draft: they are overwritten before they are read.
 
     `draft` runs in steps that verify drafts; with pipeline parallelism, after their tokens and those of prompts. Among steps
     without drafts, only those with prefill chunks access its pages.
@@ -161,7 +161,7 @@ class PagedDrafter(Drafter):
 
     @property
     def pass_weights(self) -> PassWeights:
-        """What one of the passes reads that make a draft each: the stage compares it with a step of its own, to decide whether
+        """The weights that a pass reads, which makes one draft: the stage compares it with a step of its own, to decide whether
         drafts are worth their time. By default all weights of the drafter."""
         return PassWeights(self.weight_bytes, self.cache_shape.num_layers)
 

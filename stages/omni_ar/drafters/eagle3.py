@@ -133,7 +133,7 @@ class Eagle3Head(DraftModel):
         return features_TD
 
     def forward(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
-        """Before the final norm: the features of an entry whose token is a draft."""
+        """Returns hidden states before the final norm, as features of further entries are."""
         assert features_TH is not None
         if self.embed_tokens is not None:
             # The stage may pad the vocabulary further than the head, and a request may have any of its ids.

@@ -16,8 +16,8 @@ from omni_ar.options import ArOptions
 
 
 def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> Drafter | None:
-    """None for a stage without a drafter. model: the stage's. At a rank without the last layers, which runs no drafter, it has no
-    memory.
+    """None for a stage without a drafter. model: the stage's. At a rank without the last layers, which runs no drafter, the drafter
+    is on the meta device.
 
     Raises ConfigError for an unknown name, for arguments that the drafter refuses, and for a stage that cannot verify drafts;
     PluginError for a drafter that cannot be loaded, or whose hidden states are not those of the stage; and the errors of a drafter
@@ -71,8 +71,8 @@ def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> D
 
 
 def _check_features(field: str, drafter: PagedDrafter, setup: DraftSetup) -> None:
-    """Raises PluginError for a drafter that reads hidden states that the stage lacks, and the errors of `PagedDrafter.features` for
-    states of the stage's width."""
+    """Raises PluginError for hidden states that the stage lacks, and the errors of `PagedDrafter.features` for states of the
+    stage's width."""
     shape, context, stage = drafter.feature_shape, setup.context, setup.model.shape
     if shape is None:
         return

@@ -1,7 +1,7 @@
 """Drafts by a model: a smaller one with the vocabulary of the stage's, or heads over its hidden states.
 
 Each *entry* of a row is one pair of a token and, for heads, the features of the token before it. Entry s has the keys and values of
-slot s: of token s for a model of its own, of token s + 1 and the features of token s for heads.
+slot s: of token s for a smaller model, of token s + 1 and the features of token s for heads.
 
 Shape legend: as in `omni_ar.drafters.base`; E entries of a row in one pass.
 """
@@ -55,8 +55,8 @@ class DraftModel(nn.Module, ABC):
         """The likeliest id, int64 `[R]`, after each entry, in the vocabulary of the stage."""
 
 
-_SMALL_OPERATIONS = 3
-"""Layers that take as long as the work of a pass besides its model: 30 small operations, of 1 to 2 us each. Three passes of
+_OVERHEAD_LAYERS = 3
+"""Number of layers that take as long as a pass's work besides its model: 30 small operations, of 1 to 2 us each. Three passes of
 an EAGLE-3 head are so assumed to take 0.18 of a step of a dense model of 8 billion parameters, and take 0.20
 (benchmarks/results/2026-11-28-drafts-h200.md)."""
 
@@ -94,7 +94,7 @@ class ModelDrafter(PagedDrafter):
     @property
     def pass_weights(self) -> PassWeights:
         weights = self._model.pass_weights
-        return replace(weights, layers=weights.layers + _SMALL_OPERATIONS)
+        return replace(weights, layers=weights.layers + _OVERHEAD_LAYERS)
 
     @property
     def feature_shape(self) -> FeatureShape | None:
@@ -173,7 +173,7 @@ class ModelDrafter(PagedDrafter):
         return hidden_RED.gather(1, at_R11).squeeze(1), ready_R
 
     def _run(self, entries: _Entries, rows: DraftRows) -> Tensor:
-        """Hidden states `[R, E, D]`. Attention takes each entry for a row of its own."""
+        """Runs the entries. Returns hidden states `[R, E, D]`. Attention treats each entry as a row of its own."""
         pages = _pages(rows)
         size, count = pages.cache.block_size, entries.index_RE.shape[1]
         index_RE = entries.index_RE.clamp(min=0)

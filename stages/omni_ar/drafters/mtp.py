@@ -35,7 +35,7 @@ class MtpArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class MtpHead(DraftModel):
-    """config: of the head's layer, which is as the stage's. layer_number: of the stage's final hidden states."""
+    """config: of the head's layer, with the sizes of the stage's layers. layer_number: of the stage's final hidden states."""
 
     def __init__(
         self, config: DecoderConfig, layer_number: int, vocabulary: StageVocabulary, **factory: Unpack[FactoryKwargs]
@@ -75,7 +75,7 @@ class MtpHead(DraftModel):
         return states_TX
 
     def forward(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
-        """Normalized, as the stage's."""
+        """Returns normalized hidden states, as the stage's."""
         assert features_TH is not None
         normed_TD = self.pre_fc_norm_embedding(self._vocabulary.embed(ids_T))
         x_TD = self.fc(torch.cat((normed_TD, self.pre_fc_norm_hidden(features_TH)), 1))
@@ -101,7 +101,7 @@ def load_head(args: MtpArgs, setup: DraftSetup) -> MtpHead:
     """The head on the stage's device, weights loaded; random ones for load format `"dummy"`."""
     context, model = setup.context, setup.model
     if not isinstance(model, TextModel):
-        problem = f"is 'mtp', and {type(model).__name__} is not a `TextModel`, whose layers the head's is as"
+        problem = f"is 'mtp', and {type(model).__name__} is not a `TextModel`, which gives the head's layer its sizes"
         raise ConfigError(f"{context.stage.name}.drafter", problem, "leave it out, or use another drafter")
     config, last = model.decoder_config, model.decoder_config.num_layers - 1
     dense = last in config.dense_layers

@@ -20,8 +20,8 @@ _PICKLED = "pytorch_model.bin"
 
 @contextmanager
 def head_checkpoint(model: str, *, weights: bool = True) -> Iterator[Checkpoint]:
-    """The checkpoint of a folder, or of a name on the hub. While entered, weights of `pytorch_model.bin` are in a temporary copy in
-    safetensors, where the folder has no others. weights: False for random ones. Raises CheckpointError."""
+    """The checkpoint of a folder, or of a name on the hub. A checkpoint whose only weights are in `pytorch_model.bin` is, while
+    entered, a temporary copy in safetensors. weights: False for random ones. Raises CheckpointError."""
     checkpoint = Checkpoint(resolve(model, weights=weights))
     if not weights or checkpoint.has_weights:
         yield checkpoint

@@ -39,7 +39,7 @@ class _Tokenizer(msgspec.Struct):
 
 
 def table_of(checkpoint: Checkpoint) -> dict[str, int] | None:
-    """The ids of the tokenizer's tokens, those that were added to it left out; None if no file has a table of them."""
+    """The ids of the tokenizer's tokens, without added tokens; None if no file has a table of them."""
     whole, table = checkpoint.path / WHOLE, checkpoint.path / TABLE
     if is_file(whole):
         vocabulary = read_as(whole, _Tokenizer, MAX_TABLE_BYTES).model.vocab

@@ -47,7 +47,7 @@ class DraftPolicy:
 
     @property
     def has_weights(self) -> bool:
-        """Whether the drafter has."""
+        """Whether the drafter has weights."""
         return self.drafter is not None
 
     @cached_property
@@ -65,8 +65,8 @@ class DraftPolicy:
 
     @cached_property
     def probe_steps(self) -> int:
-        """Steps without room after which a row has it for a few steps, the first time; 0 if the drafter runs in every step. After
-        more steps, the more time drafts add."""
+        """Number of steps without room after which a row is tried with room for a few steps, the first time: more if drafts add
+        more than the time of a step. 0 if the drafter runs in every step."""
         return round(PROBE * max(1.0, self._most_added)) if self.has_weights else 0
 
     def pays(self, gains: Sequence[int]) -> bool:

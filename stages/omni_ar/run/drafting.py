@@ -75,18 +75,18 @@ class Drafting:
             self._features = FeatureBuffers.allocate(stage.device, shape, stage.limits, stage.dtype, width)
 
     def proposals(self, rows_R: Tensor, blocks: int, cache: KVCache | None, drafts: int) -> list[Launch]:
-        """Drafts for the rows of a step without chunks. cache: `Pages.drafts`. drafts: that the step verifies of each row."""
+        """Before the forward of a step without chunks. cache: `Pages.drafts`. drafts: number that the step verifies of each row."""
         if self._paged is not None and not drafts:
             # Its passes take time, and no row wants drafts.
             return self._drops(rows_R)
         return [] if self._is_late else self.late(rows_R, blocks, cache)
 
     def late(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
-        """Drafts for the next step of rows, after the tokens of this one. As `proposals` otherwise."""
+        """Drafts after the rows' newest tokens: at the end of a step if they are late, else at the head of the next one."""
         return [Launch.of(draft_tokens, self._drafter, self._rows(rows_R, blocks, cache))]
 
     def follows(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
-        """The keys and values of decode rows that chunks join. Late drafts have theirs already."""
+        """The drafter's keys and values of decode rows beside chunks. With late drafts, the step before has written them."""
         if self._is_late:
             return self._drops(rows_R)
         if self._paged is None:
@@ -94,7 +94,7 @@ class Drafting:
         return [Launch.of(follow_tokens, self._paged, self._rows(rows_R, blocks, cache))]
 
     def prefills(self, batch: Batch, rows_P4: Tensor, padded_shape: PaddedShape, cache: KVCache | None) -> list[Launch]:
-        """The keys and values of chunks' tokens, after the forward of `batch`."""
+        """The drafter's keys and values of chunks' tokens, after the forward of `batch`."""
         if self._paged is None:
             return []
         assert cache is not None

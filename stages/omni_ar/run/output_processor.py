@@ -224,7 +224,7 @@ class OutputProcessor:
     def _process(
         self, scheduled: ScheduledRequest, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff
     ) -> tuple[int, str | None]:
-        """Returns how many of the tokens the request takes, and its finish reason if they end it."""
+        """Returns the number of tokens that the request takes, and its finish reason if they end it."""
         request = scheduled.request
         if request.finish_reason is not None and payload.hidden is not None:
             self._outbox.append(self._hidden(scheduled, payload.hidden))
@@ -247,8 +247,8 @@ class OutputProcessor:
             self._outbox.append(
                 self._page_slice(scheduled.table, PromptHidden(), "hidden", positions_m, payload.hidden)
             )
-        if self._interval > 1 and self._may_hold(request):
-            self._hold(scheduled, status, ids, payload.codes)
+        if self._interval > 1 and self._may_buffer(request):
+            self._buffer(scheduled, status, ids, payload.codes)
         else:
             taken = self._emit(scheduled, status, ids, payload)
             if taken is not None:
@@ -265,7 +265,7 @@ class OutputProcessor:
     def _emit(
         self, scheduled: ScheduledRequest, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff
     ) -> int | None:
-        """Emits each token by itself, or withholds it. Returns how many the request takes if a stop string ends it."""
+        """Emits each token by itself, or withholds it. Returns the number that the request takes if a stop string ends it."""
         request = scheduled.request
         for count, token in enumerate(ids, 1):
             ends = status is RowStatus.STOPPED and count == len(ids)
@@ -283,12 +283,12 @@ class OutputProcessor:
                 return count
         return None
 
-    def _may_hold(self, request: ArRequest) -> bool:
+    def _may_buffer(self, request: ArRequest) -> bool:
         """Whether the tokens of the request may share a payload. They may not with stop strings, nor if log-probabilities or a
         hidden state follow each token separately."""
         return request.stops is None and request.sampling.logprobs is None and not self._emits_tokens
 
-    def _hold(
+    def _buffer(
         self, scheduled: ScheduledRequest, status: RowStatus, ids: Sequence[int], codes: WrittenPages | None
     ) -> None:
         request, buffered = scheduled.request, self._buffered.get(scheduled.request)

@@ -252,7 +252,7 @@ def pack_starts(
     drafter: Drafter | None,
     draft_rate: int,
 ) -> PackedStarts:
-    """drafter, draft_rate: as for `pack_step`."""
+    """drafter: None for a stage without one. draft_rate: as for `pack_step`."""
     return PackedStarts(
         rows=upload.add(np.array([request.row_index for request in new], np.int64)),
         fields=upload.add(np.array([_fields(request) for request in new], np.int64)),
@@ -338,7 +338,7 @@ class PackedStep:
 class LeadingInputs(NamedTuple, Generic[T]):
     """The arrays at the beginning of each upload, in this order, so that a captured graph finds them there. rows: row of each
     sampled request. advance: number of tokens that the step runs for it. steps: `[X, R]`, conditioning of the decode rows,
-    `step_fields` each. In a step with chunks, which replays no captured decode, its length differs."""
+    `step_fields` each; of another length in a step with chunks, which replays no captured decode."""
 
     rows: T
     advance: T

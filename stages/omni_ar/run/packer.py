@@ -19,7 +19,7 @@ from omni_ar.sampling.pack import merge_flags
 
 
 @dataclass(frozen=True, slots=True)
-class _Steady:
+class _UploadedBatch:
     """A batch of decode rows on the device: while it is unchanged, a step uploads nothing. area: as in `StepLaunch`; None if there
     are no micro-batches."""
 
@@ -48,9 +48,9 @@ class StepPacker:
         self._drafter = drafter
         self._policy = policy
         self._drafts_late = drafter is not None and limits.micro_batches > 1
-        self._uploaded: _Steady | None = None
+        self._uploaded: _UploadedBatch | None = None
         """The batch whose inputs are in the upload buffer."""
-        self._kept: list[_Steady] = []
+        self._kept: list[_UploadedBatch] = []
         """The batches in the areas of `MicroBatchInputs`, the least recently used first."""
 
     def pack(
@@ -106,17 +106,17 @@ class StepPacker:
     def _packed(
         self, plan: StepPlan, sampled: Sequence[ArRequest], padded: int | None, padded_shape: PaddedShape | None
     ) -> tuple[PackedStep, SamplingFlags, int | None, Upload | None]:
-        """The third result is the area that the step uses."""
+        """Returns the packed step, its sampling work, its area in `MicroBatchInputs`, and its upload."""
         rows = tuple(request.row for request in sampled)
         edited = any(request.edit is not None for request in sampled)
         changed = bool(plan.chunks or plan.new_blocks or edited or self._shape.conditioned)
         if not changed:
-            steady = self._uploaded
-            if steady is not None and steady.rows == rows:
-                return steady.packed, steady.flags, None, None
-            if (steady := self._take_kept(rows)) is not None:
-                self._keep(steady)
-                return steady.packed, steady.flags, steady.area, None
+            batch = self._uploaded
+            if batch is not None and batch.rows == rows:
+                return batch.packed, batch.flags, None, None
+            if (batch := self._take_kept(rows)) is not None:
+                self._keep(batch)
+                return batch.packed, batch.flags, batch.area, None
         self._uploaded = None
         upload = self._uploader.begin()
         try:
@@ -138,10 +138,10 @@ class StepPacker:
         area = None
         if not plan.chunks and not self._shape.conditioned:
             area = self._free_area(rows)
-            self._keep(_Steady(rows, packed.repeated(), flags, area))
+            self._keep(_UploadedBatch(rows, packed.repeated(), flags, area))
         return packed, flags, area, upload
 
-    def _take_kept(self, rows: tuple[Row | None, ...]) -> _Steady | None:
+    def _take_kept(self, rows: tuple[Row | None, ...]) -> _UploadedBatch | None:
         kept = next((each for each in self._kept if each.rows == rows), None)
         if kept is not None:
             self._kept.remove(kept)
@@ -158,10 +158,10 @@ class StepPacker:
             return min(set(range(areas)) - {each.area for each in self._kept})
         return self._kept.pop(0).area
 
-    def _keep(self, steady: _Steady) -> None:
-        self._uploaded = steady
-        if steady.area is not None:
-            self._kept.append(steady)
+    def _keep(self, batch: _UploadedBatch) -> None:
+        self._uploaded = batch
+        if batch.area is not None:
+            self._kept.append(batch)
 
 
 def scored_chunks(plan: StepPlan) -> tuple[ScoredChunk, ...]:

@@ -2,8 +2,8 @@
 
 `late_phases` has the phases after the token point, `omni_ar.kernels.step` those with kernels of their own.
 
-Shape legend: R rows of the batch, K ids of a row (one, plus drafted ones), T tokens, S step columns, V vocabulary, W
-handoff fields, E width of step vectors, G code groups.
+Shape legend: R rows of the batch, N rows of the stage, J positions of a row (its newest token and K drafts), T tokens, P chunks, V
+vocabulary, E width of step vectors, G code groups, H width of a drafter's features.
 """
 
 from collections.abc import Sequence
@@ -268,8 +268,8 @@ def sample_positions(
     processors: Sequence[NamedProcessor],
     sampled_RJ: Tensor,
 ) -> None:
-    """Draws the id of each position of each row, as plain decoding would if the drafts before it are accepted: a draw depends on
-    its position in the output alone. -1 where no id is possible."""
+    """Draws the id of each position of each row, as plain decoding would after the drafts before it: a draw depends on its position
+    in the output alone. -1 where no id is possible."""
     assert state.drafts is not None
     if edits is None and not flags.processors and runs_kernel(logits_XV):
         given, out_X = (logits_XV, state.sampling, rows_R, state.columns.outputs), sampled_RJ.view(-1)

@@ -5,7 +5,7 @@ would wait for it (`Communicator.post`).
 
 | buffer | written by | read by | free again |
 |---|---|---|---|
-| `HiddenTransfers.received`, `.sent` | `take_hidden`, `run_forward` | `run_forward`, `copy_tensor` | stream order |
+| `PipelineBoundary.received`, `.sent` | `take_hidden`, `run_forward` | `run_forward`, `copy_tensor` | stream order |
 | slot for hidden states to come | the transfer, on its stream | `take_hidden`, main stream | the event after it |
 | slot for hidden states to send | `copy_tensor`, main stream | the transfer, on its stream | the event after it |
 | slot for tokens to send | `gather_fields` or `gather_tokens`, main stream | the transfer | as `TokenSender` says |
@@ -145,7 +145,7 @@ class HiddenTransfers:
         return PipelineBoundary(received, sent, self._received_layers, self._sent_layers)
 
     def spread(self) -> None:
-        """Fills the slots for hidden states to come with random ones."""
+        """Fills the slots for hidden states to come with random values."""
         if self._received is not None:
             self._stage.device.launch(self._stage.stream, fill_random, self._arriving.tensors)
 
@@ -185,9 +185,9 @@ class HiddenTransfers:
 class TokenSender:
     """Sends the tokens of each step from the rank with the last layers to the others.
 
-    A slot is filled again as many steps later as there are parts of the sequence of layers, and needs no event for that: by then
-    each other rank has accepted the tokens sent from it, before the layers of the step (`ReceivedTokens.begin`), whose hidden
-    states come here before its tokens are sampled.
+    With S parts of the sequence of layers, there are S slots, which need no events. A slot is filled again S messages later, when a
+    step is sampled. Each other rank accepts the slot's earlier tokens before it runs its layers of that step
+    (`ReceivedTokens.begin`), and the step is sampled from hidden states of these layers.
 
     A message of fields alone is complete with the tokens: sampling writes it (`gathering`), in its captured graph. Codes, which can
     end rows too, and drafts are made later: with them, the message is written by a launch of its own."""
@@ -251,8 +251,8 @@ class PendingTokens:
 
 
 class ReceivedTokens:
-    """The token source of a rank without the last layers. A step's tokens are received as soon as it is launched, and become the
-    rows' newest when a later step needs them, or as many steps later as there are parts of the sequence of layers."""
+    """The token source of a rank without the last layers. The receive of a step's tokens is launched with the step. They become the
+    rows' newest when a later step needs them, or as many messages later as there are parts of the sequence of layers."""
 
     gives_logits = False
     ready = True

@@ -40,8 +40,8 @@ class StepPlan:
     wants_drafts: bool = False
 
     def runs_drafter(self, late: bool) -> bool:
-        """Whether a drafter with weights runs the newest tokens of the decode rows. late: whether that is at the end of the step,
-        where all sampled rows get drafts for their next one if some are likely to want any."""
+        """Whether a drafter with weights runs the newest tokens of the decode rows. late: whether at the end of the step,
+        for the next step of all sampled rows, if some of them are likely to want drafts (`LateDrafts`)."""
         if late:
             return self.wants_drafts or any(chunk.last and not chunk.request.undrafted for chunk in self.chunks)
         return self.wants_drafts or bool(self.chunks)
@@ -74,6 +74,7 @@ class StepPlan:
 
     @property
     def padded_shape(self) -> "PaddedShape":
+        """The shape without padding."""
         return PaddedShape(len(self.decodes), self.chunk_tokens, len(self.chunks))
 
     @property

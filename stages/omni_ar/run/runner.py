@@ -84,7 +84,7 @@ class Runner:
         self._limits = limits
         self.dtype = dtype
         self._state = allocate_rows(device, model, limits, dtype, processors, drafter)
-        self.conditioning = self._state.conditioning  # the receiver fills it on the stage's stream
+        self.conditioning = self._state.conditioning  # `ConditioningStore` fills it on the stage's stream
         self._buffers = allocate_step_buffers(device, model, limits, dtype)
         stage = Resources(
             name=name,
@@ -151,8 +151,8 @@ class Runner:
         )
 
     def spread_rows(self, length: int) -> None:
-        """For measured steps: rows with equal tokens or equal contexts would choose the same experts, so that a step would read few
-        of them. Needs allocated blocks."""
+        """Fills all rows with random tokens and contexts of `length` tokens, for timed steps: equal rows would choose the same
+        experts, so that a step would read few of them. Needs allocated blocks."""
         self.device.launch(self.stream, spread_rows, self._state, self.pages.kv, self._model.shape.vocab_size, length)
         if self._transfers is not None:
             self._transfers.spread_hidden()
@@ -247,7 +247,7 @@ class Runner:
         return self._launch(launch, upload, tensors, scheduled, scored_chunks(plan), emits)
 
     def follow(self, message: StepMessage) -> SampledStep:
-        """Launches a step of rank 0 at another rank. If it fails, `forget_batch` follows, or the ranks differ."""
+        """Launches a step of rank 0 at another rank. If it fails, `forget_batch` follows, unless the ranks differ."""
         launch, upload = message.launch, None
         self._begin(launch.newest_input)
         if message.uploaded is not None:
@@ -304,7 +304,7 @@ class Runner:
         )
 
     def _launch_new_rows(self, packed: PackedStep) -> None:
-        """The state of rows that begin with the step, and new blocks of others."""
+        """Launches the setup of rows that start with the step, and adds new blocks to others."""
         view, launch = self._uploader.view, self.device.launch
         if packed.starts is not None:
             starts = packed.starts
@@ -346,7 +346,7 @@ class Runner:
             self._enqueue_forward(decodes)
 
     def _enqueue_forward(self, launches: ForwardLaunches) -> None:
-        """The inputs do not wait for the hidden states of the layers before: if they fail, they fail at every rank."""
+        """The receive of hidden states follows the inputs: these do not need them, and if they fail, they fail at every rank."""
         self.device.enqueue(self.stream, launches.inputs)
         self._receive_hidden()
         self.device.enqueue(self.stream, launches.forward)

@@ -17,8 +17,8 @@ _SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= sta
 
 
 class Scheduler:
-    """A step decodes every row that can decode, or those of one batch (`Limits.micro_batches`); prefill chunks take the rest of the
-    step's token budget, in serving order.
+    """A step decodes every row that can decode, or those of one micro-batch (`Limits.micro_batches`). Prefill chunks take the rest
+    of the step's token budget, in serving order.
 
     When blocks run out, a request takes them from paused requests, then from running requests after it in serving order; a
     waiting one from paused requests only. So the first request in serving order always progresses, and then all others.
@@ -159,12 +159,12 @@ class Scheduler:
             budget = min(budget, self._limits.short_slack_prefill_tokens)
         chunks = sorted(self._chunks(prefills, isolated, budget), key=lambda chunk: not chunk.replay)
         if not decodes and not chunks:
-            # With fewer rows than micro-batches, the device waits for a row's newest token.
+            # With fewer rows than micro-batches: the device waits for the rows' newest tokens.
             decodes, new_blocks = self._decode_batch(self._batches(decoding, due=False))
             if not decodes:
                 return None
         self._steps += 1
-        # Without a drafter, no row is asked.
+        # Without a drafter, no gain is computed.
         wants = self._policy.drafts > 0 and self._policy.pays([request.draft_gain for request in decodes])
         drafts = self._policy.drafts if wants and not chunks else 0
         return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks), drafts, wants)
@@ -178,7 +178,7 @@ class Scheduler:
             if due:
                 yield decoding
             return
-        # A request has at most as many steps in flight as it may have without parts: so its reports are read in time.
+        # With more steps in flight, a request's reports on drafts would be read after they count (`draft_reports.LAG`).
         able = [one for one in decoding if one.can_step(self._conditioned) and one.steps_in_flight < MAX_IN_FLIGHT]
         size = max(1, -(-len(able) // batches))
         if due:

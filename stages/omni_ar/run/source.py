@@ -45,7 +45,7 @@ class TokenSource(Protocol):
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff | None:
         """Launches the sampling of the step's rows from `context.hidden_RD`, and hands the tokens over; None if another rank does.
-        frames: launches the work between both, where frames can end a request."""
+        frames: launches the work between sampling and handoff, where frames can end a request."""
 
     def forget(self) -> None:
         """Drops the pending tokens of the newest step, which failed half-way; its rows start again."""
@@ -58,7 +58,7 @@ class TokenGathering(Protocol):
         """Its launches, which follow those of sampling."""
 
     def count_again(self) -> None:
-        """Sets what these launches count, which may have run for no step, or not for one that failed."""
+        """Corrects the device's count of these launches: a capture may have run them, and a failed step may not have."""
 
 
 class LocalTokens:
@@ -145,7 +145,7 @@ class LocalTokens:
     def _sampling_drafts(
         self, rows_R: Tensor, advance_R: Tensor, positions: int, flags: SamplingFlags, edits: StepEdits | None
     ) -> list[Launch]:
-        """Of a stage with a drafter. positions: of each row."""
+        """The launches at a stage with a drafter. positions: of each row."""
         stage, rows, state, buffers = self._stage, rows_R.shape[0], self._stage.rows, self._stage.buffers
         count, accepted_RW = rows * positions, buffers.accepted_NW[:rows]
         hidden_XD, logits_XV, sampled_X = (
@@ -166,7 +166,7 @@ class LocalTokens:
         ]
 
     def forget(self) -> None:
-        self._handoffs.forget()  # the starts of its rows overwrite their state
+        self._handoffs.forget()  # its rows start again, which overwrites their state
         self._set_counter()  # the device may have counted the step
 
     def _set_counter(self) -> None:

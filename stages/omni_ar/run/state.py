@@ -4,7 +4,7 @@
 |---|---|---|
 | `RowState` of a row | `start_rows`, then phases of each step | the next step's phases, same stream |
 | `StepBuffers` except `scores`, `ChunkBuffers` | phases of one step | later phases of that step, same stream |
-| `RowState.handoff[slot]` | `accept_tokens`, `predict_codes` | the host, after the token event; rewritten once read |
+| `RowState.handoff[slot]` | `accept_tokens` or `accept_drafts`, `predict_codes` | the host, after its event; rewritten once read |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
 | `RowState.conditioning` of a row | `gather_rows`, `copy_rows`, each vector once | `embed_inputs`, same stream |
 | `Pages.layers` | `run_forward`, every position | the consumer's gather, after the request's last token; freed as `codes` |

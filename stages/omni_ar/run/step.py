@@ -51,8 +51,9 @@ class PromptScores:
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """The result of `execute_model`, for `sample_tokens`. count: number of sampled rows; 0 if no chunk reaches the end of its
-    prompt. drafts: positions of each row besides its newest token. proposes: whether the drafter may run for it. draft_blocks: as
-    in `StepLaunch`. padded: rows of the captured batch that may replace this one, or None. logprobs: likeliest ids to score per
+    prompt. drafts: positions of each row besides its newest token. proposes: whether the host uses its report on drafts: of a
+    step without chunks, at a stage with a drafter. draft_blocks: as in `StepLaunch`. padded: rows of the captured batch that may
+    replace this one, or None. logprobs: likeliest ids to score per
     sampled token; None if no row needs log-probabilities. rows, scored_chunks, emits: used by the host of rank 0 when it reads the
     results; emits: whether the step stores hidden states for consumers."""
 

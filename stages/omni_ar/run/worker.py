@@ -217,9 +217,9 @@ class ArWorker(MailboxWorker[ArRequest]):
         if request.prompt is None:
             self.finish(request.id, "empty", request_counts(request))
         elif self._shape.conditioned and not request.knows_all_steps:
-            raise StageError(self.name, "taking its input", "it ended before the last step's conditioning")
+            raise StageError(self.name, "taking its input", "its inputs ended before the last step's conditioning")
         elif missing := self._embeddings.missing(request):
-            raise StageError(self.name, "taking its input", f"it ended before embedding {missing}")
+            raise StageError(self.name, "taking its input", f"its inputs ended before embedding {missing}")
 
     def drop(self, request: ArRequest) -> None:
         self._scheduler.move(request, RequestStatus.FINISHED)

@@ -237,7 +237,7 @@ def test_waiting_inputs_are_released_with_their_request(has_row: bool, how: str)
         case "ends early":
             feed.driver.end(*names, source=TEXT)
             feed.driver.run()
-            assert_fails(feed, "0", StageError, "it ended before the last step's conditioning")
+            assert_fails(feed, "0", StageError, "its inputs ended before the last step's conditioning")
     feed.check()
 
 

@@ -57,7 +57,7 @@ INPUTS: list[tuple[list[Payload], str]] = [
     ([*malformed(), *malformed()], "prompt: was given twice"),
     ([Payload(Odd(), {"rows": torch.zeros(2, 3)})], "a stage of kind 'ar' takes no Odd"),
     ([Payload(StepInputs(columns=np.zeros((2, 3), np.int64)))], "is int64 [2, 3]; give int64 [0, any]"),
-    (embedding(), "it ended before embedding sound[0]"),
+    (embedding(), "its inputs ended before embedding sound[0]"),
     (embedding(2), "while taking its input: IndexError"),
     (
         embedding(1, 2),

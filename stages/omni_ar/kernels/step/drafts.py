@@ -31,8 +31,8 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
     """Accepts the ids of each row up to the first position whose id is not the draft after it, and evaluates stops and limits
     within them. Stores the result for the next step and the host, as `accept_tokens` does.
 
-    sampled_RJ: the id that plain decoding gives each position if all drafts before are its text. out_RW: status, count, ids, drafts
-    that were verified, drafts that are worth verifying in the next step.
+    sampled_RJ: the id that plain decoding gives each position after the drafts before it. out_RW: `HandoffFields`, then
+    `DraftHandoffFields`.
     """
     if not runs_kernel(rows_R):
         return draft_reference.accept_drafts(state, rows_R, sampled_RJ, out_RW)

@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 class HandoffFields(NamedTuple, Generic[T]):
     """The first columns of a row, in order. status: `RowStatus`. num_tokens: number of tokens that the step gave the row. ids: the
-    first of its K ids, of which `num_tokens` count."""
+    first of its ids, of which `num_tokens` count."""
 
     status: T
     num_tokens: T

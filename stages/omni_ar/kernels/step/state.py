@@ -37,13 +37,13 @@ FIELD_INDEX = RowFields(*range(ROW_FIELDS))
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """Per-row state. The first dimension is the row: N rows, the null row last. K ids of a row, E width of step rows.
+    """Per-row state. The first dimension is the row: N rows, the null row last. W handoff fields, E width of step vectors.
 
     fields: int64 `[N, F]`, the `RowFields` of each row, so that a phase gathers all fields of its rows at once.
     columns: views `[N]` of `fields`, one for each field.
     next_codes: the codes' part of the next input embedding.
     conditioning: `[vectors, E]`, the vectors that condition each row's steps, `Limits.max_step_vectors` per row; the last
-    one is zeros, for steps without a device row. A request's vectors are unchanged until its end, so a preempted
+    one is zeros, for steps without a vector. A request's vectors are unchanged until its end, so a preempted
     request reads them again.
     handoff: int64 `[ring, N, W]`, for each step in flight: the `HandoffFields` of each row; with a drafter, then its
     `DraftHandoffFields`. It is in host memory, so that a step's results need no copy. counter: int64 `[1]`, number of steps that
@@ -66,7 +66,7 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """Buffers between the phases of one step. N rows, or positions of rows where there are drafts; K ids of a row, P rotary axes;
+    """Buffers between the phases of one step. N rows, or positions of rows where there are drafts; W handoff fields, P rotary axes;
     `tokens`: maximum tokens of a step.
 
     positions_slots_AT: int64 `[P + 2, tokens]`: each token's positions, KV slot and payload slot, so that one copy fills them.
