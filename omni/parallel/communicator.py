@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from omni.parallel.peers import RankMemory
+from omni.parallel.rank_memory import RankMemory
 
 
 class PendingReceive(Protocol):

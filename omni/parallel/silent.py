@@ -8,7 +8,7 @@ from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
 from omni.parallel.communicator import PendingReceive
-from omni.parallel.peers import RankMemory
+from omni.parallel.rank_memory import RankMemory
 from omni.parallel.ranks import EqualRanks, PipelineRank, RankLayout, Ranks
 
 

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Store
 from omni.device import SyncPoint, may_sync
 from omni.errors import LostRankError, error_text
 from omni.parallel.communicator import Communicator, PendingReceive
-from omni.parallel.peers import RankMemory
+from omni.parallel.rank_memory import RankMemory
 from omni.parallel.silent import THERE
 from omni.parallel.watch import REMEDY
 

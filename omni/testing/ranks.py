@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from omni.parallel import EqualRanks, PendingReceive, PipelineRank, RankLayout, Ranks
-from omni.parallel.peers import RankMemory
+from omni.parallel.rank_memory import RankMemory
 from omni.parallel.silent import THERE
 from omni.stage import StageWorker
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from omni.parallel import PendingReceive
-from omni.parallel.peers import RankMemory
+from omni.parallel.rank_memory import RankMemory
 from omni.parallel.silent import THERE
 from omni.testing.simulation.checker import Running
 from omni.testing.simulation.device import SimulatedDevice

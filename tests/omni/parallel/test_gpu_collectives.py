@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
 from omni.parallel import open_communicator
-from omni.parallel.peers import MOST_BYTES
+from omni.parallel.rank_memory import MOST_BYTES
 from omni.parallel.torch_group import NcclCommunicator
 
 pytestmark = [

@@ -53,7 +53,7 @@ OF_TIMERS = {"omni.device.cuda.CudaTimer.probe#1", "omni.timeline.recorder.Recor
 """Ask a device's timer when something ran, which no simulated device has: tests/omni/timeline."""
 
 OF_RANKS = {
-    "omni.parallel.peers._exchange#1",
+    "omni.parallel.rank_memory._exchange#1",
     "omni.parallel.rendezvous._all_gather_text#1",
     "omni.parallel.torch_group.open_communicator#1",
     "omni.parallel.torch_group._Transfer.arrived#1",

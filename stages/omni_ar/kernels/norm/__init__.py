@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
-from omni.parallel.peers import RankMemory
+from omni.parallel.rank_memory import RankMemory
 from omni_ar.kernels.norm import reference
 from omni_ar.kernels.norm.partial_sum import Delta, PartialSum
 

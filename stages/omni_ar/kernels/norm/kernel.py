@@ -1,5 +1,5 @@
 """Root mean square normalization in one pass: a row is read once and stays in registers, also while a residual addition that is
-summed over ranks is read from their memory (`omni.parallel.kernel`).
+summed over ranks is read from their memory (`omni.parallel.sum_kernel`).
 
 Shape legend: T rows, D width.
 """
@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from omni.parallel.kernel import tile_sum
-from omni.parallel.peers import RankMemory
+from omni.parallel.rank_memory import RankMemory
+from omni.parallel.sum_kernel import tile_sum
 from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.prefetch import prefetch_bytes, prefetch_l2
 

@@ -6,7 +6,7 @@ Shape legend: T rows, D width.
 from torch import Tensor
 
 from omni.parallel import Communicator
-from omni.parallel.peers import RankMemory
+from omni.parallel.rank_memory import RankMemory
 
 
 class PartialSum:

@@ -17,8 +17,8 @@ from triton.runtime.errors import InterpreterError
 
 pytest.importorskip("triton")
 
-from omni.parallel import Communicator, kernel, open_communicator
-from omni.parallel.peers import RankMemory
+from omni.parallel import Communicator, open_communicator, sum_kernel
+from omni.parallel.rank_memory import RankMemory
 from omni_ar.kernels.norm import PartialSum, add_rms_norm, residual_sum
 from omni_ar.kernels.norm import kernel as norm_kernel
 from omni_ar.kernels.overlap import kernels_in_turn
@@ -73,7 +73,7 @@ def check_call(call: int, peers: RankMemory, device: torch.device, dtype: torch.
 
 def interleaved(size: int, seed: int, calls: int) -> None:
     """Calls of all kernels by ranks in turn. Raises AssertionError for a wrong sum."""
-    nbytes = kernel.bytes_needed(size, MOST_BYTES)
+    nbytes = sum_kernel.bytes_needed(size, MOST_BYTES)
     memories = [torch.zeros(nbytes // 4, dtype=torch.int32) for _ in range(size)]
     bases = torch.tensor([memory.data_ptr() for memory in memories])
 
@@ -82,7 +82,7 @@ def interleaved(size: int, seed: int, calls: int) -> None:
             check_call(call, RankMemory(rank, bases, MOST_BYTES), torch.device("cpu"), torch.float32)
 
     ranks = InterleavedRanks(memories, seed)
-    with ranks.launching((kernel, "_all_reduce"), (norm_kernel, "_rms_norm")):
+    with ranks.launching((sum_kernel, "_all_reduce"), (norm_kernel, "_rms_norm")):
         ranks.run([partial(host, rank) for rank in range(size)])
     for memory in memories:
         assert memory[0] == calls << 16
@@ -113,7 +113,7 @@ FAULTS = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("fault", chosen(["one slot", "numbers stay", "no wait"], FAULTS, MUTATION))
 def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, (before, after) = Path(kernel.__file__).read_text(), FAULTS[fault]
+    text, (before, after) = Path(sum_kernel.__file__).read_text(), FAULTS[fault]
     assert text.count(before) == 1
     (tmp_path / "faulty_kernel.py").write_text(text.replace(before, after))
     spec = importlib.util.spec_from_file_location("faulty_kernel", tmp_path / "faulty_kernel.py")
@@ -121,14 +121,14 @@ def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, monkeypatch: pytest
     assert spec.loader is not None
     faulty = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(faulty)
-    for module in (kernel, norm_kernel):
+    for module in (sum_kernel, norm_kernel):
         monkeypatch.setattr(module, "tile_sum", faulty.tile_sum)
     with pytest.raises((AssertionError, InterpreterError)):
         interleaved(2, seed=1, calls=24)
 
 
 COMPILED = """
-from omni.parallel.kernel import _all_reduce
+from omni.parallel.sum_kernel import _all_reduce
 from omni_ar.kernels.norm.kernel import _rms_norm
 
 SIZES = dict(RANK=1, SIZE=3, MOST_BYTES=2**19, OVERLAP=True)

@@ -23,8 +23,8 @@ _NONE = b"none"
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """Memory of each rank, mapped by all ranks until the process ends, since other ranks may use it until then. Kernels sum through
-    it (`omni.parallel.kernel.tile_sum`). rank: of this process. bases: int64 `[size]` on its device: the memory's address in this
-    process, by rank."""
+    it (`omni.parallel.sum_kernel.tile_sum`). rank: of this process. bases: int64 `[size]` on its device: the memory's address in
+    this process, by rank."""
 
     rank: int
     bases: Tensor
@@ -33,9 +33,9 @@ class RankMemory:
     @classmethod
     def open(cls, store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> "RankMemory | None":
         """Waits for the other ranks. None if a device cannot map the memory of another, as then at every rank."""
-        from omni.parallel import kernel
+        from omni.parallel import sum_kernel
 
-        nbytes = kernel.bytes_needed(size, MOST_BYTES)
+        nbytes = sum_kernel.bytes_needed(size, MOST_BYTES)
         index = device.index or 0
         # Torch has its context from now on: without one, the driver frees the memory at once.
         torch.zeros(1, device=device)
@@ -73,9 +73,9 @@ class RankMemory:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """As of a `Communicator`. x: which `takes` accepts, contiguous."""
-        from omni.parallel import kernel
+        from omni.parallel import sum_kernel
 
-        return kernel.all_reduce(x, self.bases, self.rank, self.most_bytes)
+        return sum_kernel.all_reduce(x, self.bases, self.rank, self.most_bytes)
 
 
 def _exchange(store: Store, name: str, rank: int, size: int, given: bytes, timeout: timedelta) -> Sequence[bytes]:
