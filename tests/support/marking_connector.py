@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from omni.connector import EdgeEnd, Reach, Receiver, Sender
 from omni.connector.pool import BOARD_BYTES, CopiedBoard, PoolPiece, PoolReceiver, PoolSender, TensorMemory
 from omni.connector.pool.sender import PayloadRange
-from omni.device import COMPLETED, Event
+from omni.device import Event
 from omni.ipc.memory import SharedMemoryAddress, create_memory
 
 
@@ -18,28 +18,31 @@ class MarkBoard:
     """A board as the host reads it. On a simulated device a look is a poll of the copy's event, which takes time, and which
     orders later work of the host after the copy: its checker follows events, and no memory that a host polls.
 
-    copies: by cell, the latest piece in it and the end of its copy, as the sender noted them in this process.
+    copies: by cell, its pieces and the ends of their copies, as the sender noted them in this process. There are several if a cell
+    was given again before the copy into it had run, as after an abort.
     """
 
-    def __init__(self, marks: NDArray[np.int64], copies: dict[int, tuple[int, Event]]) -> None:
+    def __init__(self, marks: NDArray[np.int64], copies: dict[int, list[tuple[int, Event]]]) -> None:
         self.marks = marks
         self.copies = copies
 
     def __getitem__(self, cell: int) -> int:
-        number, copied = self.copies.get(cell, (0, COMPLETED))
-        if number and not copied.done():
-            return number - 1
-        return int(self.marks[cell])
+        noted = self.copies.get(cell, [])
+        for number, copied in reversed(noted):
+            if copied.done():
+                return number
+        return noted[0][0] - 1 if noted else int(self.marks[cell])
 
 
 class MarkingSender(PoolSender):
     """Notes the end of each copy."""
 
-    copies: dict[int, tuple[int, Event]]
+    copies: dict[int, list[tuple[int, Event]]]
 
     def copy(self, payload_range: PayloadRange, piece: PoolPiece) -> tuple[Event, Exception | None]:
         copied, error = super().copy(payload_range, piece)
-        self.copies[piece.cell] = piece.number, self._device.record(self._stream)
+        under_way = [noted for noted in self.copies.get(piece.cell, []) if not noted[1].done()]
+        self.copies[piece.cell] = [*under_way, (piece.number, self._device.record(self._stream))]
         return copied, error
 
 
