@@ -31,11 +31,11 @@ class CapturedDecodes:
         graph = stage.device.capture(stage.stream, name, [*decode.inputs, *decode.forward])
         self._graphs.add(drafts, size, graph)
 
-    def padded(self, drafts: int, rows: int) -> int | None:
+    def padded_rows(self, drafts: int, rows: int) -> int | None:
         """Number of rows that a batch is padded to; None if it runs uncaptured."""
         size, graph = self._graphs.find(drafts, rows)
         return size if graph is not None else None
 
     def find(self, step: StepLaunch) -> Graph | None:
-        """The graph of a step that `padded` has padded; None if it runs uncaptured."""
-        return self._graphs.find(step.drafts, step.padded)[1] if step.padded is not None else None
+        """The graph of a step that `padded_rows` has padded; None if it runs uncaptured."""
+        return self._graphs.find(step.drafts, step.padded_rows)[1] if step.padded_rows is not None else None

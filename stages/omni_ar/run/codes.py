@@ -58,9 +58,9 @@ class CodePrediction:
             self._graphs.add(in_turn, size, graph)
 
     def launch(self, context: StepContext, pages: Tensor) -> None:
-        size = context.padded or context.rows_R.shape[0]
+        size = context.padded_rows or context.rows_R.shape[0]
         in_turn = self._may_run_in_turn(size) and self._listeners is not None and self._listeners.waiting
-        graph = self._graphs.find(in_turn, size)[1] if context.padded is not None else None
+        graph = self._graphs.find(in_turn, size)[1] if context.padded_rows is not None else None
         if graph is not None:
             self._stage.device.replay(self._stage.stream, graph)
         else:

@@ -24,7 +24,7 @@ from omni_ar.run.phases import (
     keep_features,
     prefill_drafts,
 )
-from omni_ar.run.plan import PaddedShape
+from omni_ar.run.plan import BatchShape
 from omni_ar.run.state import Resources
 
 
@@ -93,12 +93,12 @@ class Drafting:
             return []
         return [Launch.of(follow_tokens, self._paged, self._rows(rows_R, blocks, cache))]
 
-    def prefills(self, batch: Batch, rows_P4: Tensor, padded_shape: PaddedShape, cache: KVCache | None) -> list[Launch]:
+    def prefills(self, batch: Batch, rows_P4: Tensor, shape: BatchShape, cache: KVCache | None) -> list[Launch]:
         """The drafter's keys and values of chunks' tokens, after the forward of `batch`."""
         if self._paged is None:
             return []
         assert cache is not None
-        buffers, decodes, total = self._stage.buffers, padded_shape.decodes, padded_shape.total
+        buffers, decodes, total = self._stage.buffers, shape.decodes, shape.total
         features = self._features
         chunks = DraftChunks(
             batch=replace(

@@ -38,7 +38,7 @@ class LateDrafts:
         """Drafts of a step's sampled rows, after their tokens. Returns whether any are made."""
         if not context.draft_blocks:
             return False
-        graph = self._graphs.find(None, context.padded)[1] if context.padded is not None else None
+        graph = self._graphs.find(None, context.padded_rows)[1] if context.padded_rows is not None else None
         if graph is not None:
             self._stage.device.replay(self._stage.stream, graph)
         else:

@@ -73,9 +73,9 @@ class StepPlan:
         return tuple(chunk for chunk in self.chunks if not chunk.replay)
 
     @property
-    def padded_shape(self) -> "PaddedShape":
-        """The shape without padding."""
-        return PaddedShape(len(self.decodes), self.chunk_tokens, len(self.chunks))
+    def shape(self) -> "BatchShape":
+        """Without padding."""
+        return BatchShape(len(self.decodes), self.chunk_tokens, len(self.chunks))
 
     @property
     def starts(self) -> tuple[ArRequest, ...]:
@@ -83,8 +83,8 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedShape:
-    """The layout of a batch with chunks: number of decode rows, of tokens in chunks, and of chunks, padding included."""
+class BatchShape:
+    """The layout of a batch, with or without padding: number of decode rows, of tokens in chunks, and of chunks."""
 
     decodes: int
     tokens: int

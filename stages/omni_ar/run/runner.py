@@ -234,8 +234,8 @@ class Runner:
         launch, upload = self._packer.pack(
             plan,
             newest_input=newest_input,
-            padded=self._captured_decodes.padded(plan.drafts, len(sampled)) if sampled else None,
-            captured=captured.padded_shape if captured is not None else None,
+            padded_rows=self._captured_decodes.padded_rows(plan.drafts, len(sampled)) if sampled else None,
+            captured=captured.shape if captured is not None else None,
         )
         tensors = step_tensors(plan) if plan.chunks else NO_TENSORS
         if self._followers is not None:
@@ -287,7 +287,7 @@ class Runner:
         return StepContext(
             step=step.step,
             count=step.count,
-            padded=step.padded,
+            padded_rows=step.padded_rows,
             rows_R=view(packed.rows),
             advance_R=view(packed.advance),
             hidden_RD=self._buffers.hidden[: step.count * (1 + step.drafts)],
@@ -320,11 +320,11 @@ class Runner:
     def _launch_chunks(
         self, step: StepLaunch, chunks: PackedChunks, tensors: StepTensors, scores: PromptScores | None
     ) -> None:
-        assert step.padded_shape is not None
+        assert step.shape is not None
         chunk_step = ChunkStep(
             chunks=chunks,
             steps=step.packed.steps,
-            padded_shape=step.padded_shape,
+            shape=step.shape,
             blocks=step.decode_blocks,
             view=self._uploader.view,
             tensors=tensors,

@@ -36,7 +36,7 @@ class TokenSource(Protocol):
         """Captures the launches of `sample`, if any, for a batch of B rows, with this number of drafts each. At start, with null
         rows.
 
-        A step whose `StepContext.padded` is B has its rows and their advances in these tensors, padded with null rows.
+        A step whose `StepContext.padded_rows` is B has its rows and their advances in these tensors, padded with null rows.
         """
 
     def begin(self, newest_input: int) -> None:
@@ -110,12 +110,12 @@ class LocalTokens:
 
     def _captured(self, context: StepContext) -> Graph | None:
         """The captured graph of the step's batch; None for a step with logits processors or edits, which are rare."""
-        if context.padded is None:
+        if context.padded_rows is None:
             return None
         if context.edits is not None or context.flags.processors:
             self._graphs.log_uncaptured("sampling steps with logits processors or structured outputs")
             return None
-        return self._graphs.find(context.drafts, context.padded)[1]
+        return self._graphs.find(context.drafts, context.padded_rows)[1]
 
     def _launches(
         self, rows_R: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags, edits: StepEdits | None

@@ -46,7 +46,7 @@ def test_decode_steps_replay_captured_drafts(monkeypatch: pytest.MonkeyPatch) ->
         cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
         cut.run()
         counts.append({name: n for name, n in cut.driver.worker.counters().items() if "draft" in name})
-    captured = [context for context in contexts if context.padded is not None]
+    captured = [context for context in contexts if context.padded_rows is not None]
     assert len(captured) > 5
     assert len(made) - 2 == len(contexts) - len(captured)
     assert counts[0] == counts[1]
