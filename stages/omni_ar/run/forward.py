@@ -100,7 +100,7 @@ class Forward:
             ],
             forward=[
                 Launch.of(run_forward, self._stage.model, embedded, batch, kept),
-                *(drafting.keeps(rows_R, drafts) if drafting is not None else ()),
+                *(drafting.keep_launches(rows_R, drafts) if drafting is not None else ()),
             ],
         )
 
@@ -171,7 +171,7 @@ class Forward:
         nexts: list[NextInputs] = []
         if shape.decodes:
             if self._drafting is not None:
-                launches += self._drafting.follows(view(chunks.decodes), blocks, pages.drafts)
+                launches += self._drafting.follow_launches(view(chunks.decodes), blocks, pages.drafts)
             launches.append(self._prepare(view(chunks.decodes), blocks))
             nexts.append(self.nexts(view(step.steps)))
         launches.append(Launch.of(place_chunks, targets, uploaded))
@@ -207,18 +207,18 @@ class Forward:
         if not stage.limits.drafts:
             return [self._prepare(rows_R, blocks)]
         given = (stage.rows, rows_R, 1 + drafts, stage.limits.block_size, stage.buffers, blocks)
-        proposals = drafting.proposals(rows_R, blocks, pages.drafts, drafts) if drafting is not None else []
-        return [*proposals, Launch.of(prepare_drafts, *given)]
+        made = drafting.decode_launches(rows_R, blocks, pages.drafts, drafts) if drafting is not None else []
+        return [*made, Launch.of(prepare_drafts, *given)]
 
     def _prefill_drafts(self, batch: Batch, rows_P4: Tensor, shape: BatchShape, pages: Pages) -> list[Launch]:
         drafting = self._drafting
-        return drafting.prefills(batch, rows_P4, shape, pages.drafts) if drafting is not None else []
+        return drafting.prefill_launches(batch, rows_P4, shape, pages.drafts) if drafting is not None else []
 
     def _keep_drafts(self, step: ChunkStep) -> list[Launch]:
         view, chunks = step.view, step.chunks
         if self._drafting is None:
             return []
-        return self._drafting.keeps_chunks(view(chunks.decodes), view(chunks.rows))
+        return self._drafting.keep_chunk_launches(view(chunks.decodes), view(chunks.rows))
 
     def _metadata(
         self,

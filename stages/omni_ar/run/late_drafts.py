@@ -30,7 +30,7 @@ class LateDrafts:
     def capture(self, rows_B: Tensor, cache: KVCache | None) -> None:
         """Captures the drafts of B rows. cache: `Pages.drafts`."""
         stage, size = self._stage, rows_B.shape[0]
-        launches = self._drafting.late(rows_B, stage.limits.max_blocks, cache)
+        launches = self._drafting.draft_launches(rows_B, stage.limits.max_blocks, cache)
         graph = stage.device.capture(stage.stream, graph_name(f"{stage.name}-propose", size, 0), launches)
         self._graphs.add(None, size, graph)
 
@@ -42,6 +42,6 @@ class LateDrafts:
         if graph is not None:
             self._stage.device.replay(self._stage.stream, graph)
         else:
-            launches = self._drafting.late(context.rows_R, context.draft_blocks, cache)
+            launches = self._drafting.draft_launches(context.rows_R, context.draft_blocks, cache)
             self._stage.device.enqueue(self._stage.stream, launches)
         return True

@@ -47,7 +47,7 @@ class StepPacker:
         self._processors = processors
         self._drafter = drafter
         self._policy = policy
-        self._drafts_late = drafter is not None and limits.micro_batches > 1
+        self._drafts_late = drafter is not None and limits.drafts_late
         self._uploaded: _UploadedBatch | None = None
         """The batch whose inputs are in the upload buffer."""
         self._kept: list[_UploadedBatch] = []
@@ -94,7 +94,7 @@ class StepPacker:
     def _draft_blocks(self, plan: StepPlan) -> int:
         """Returns `StepLaunch.draft_blocks`."""
         limits, ends = self._limits, [chunk for chunk in plan.chunks if chunk.last]
-        if self._policy.has_weights and not plan.runs_drafter(late=True):
+        if self._policy.has_weights and not plan.runs_drafter(drafts_late=True):
             return 0
         lengths = [request.num_computed_tokens + 1 + plan.drafts for request in plan.decodes]
         lengths += [chunk.start + chunk.length for chunk in ends]

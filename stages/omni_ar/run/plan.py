@@ -39,10 +39,10 @@ class StepPlan:
     drafts: int = 0
     wants_drafts: bool = False
 
-    def runs_drafter(self, late: bool) -> bool:
-        """Whether a drafter with weights runs the newest tokens of the decode rows. late: whether at the end of the step,
-        for the next step of all sampled rows, if some of them are likely to want drafts (`LateDrafts`)."""
-        if late:
+    def runs_drafter(self, drafts_late: bool) -> bool:
+        """Whether a drafter with weights runs the newest tokens of the decode rows. drafts_late: `Limits.drafts_late`: it then runs
+        at the end of the step, for the next step of all sampled rows, if some of them are likely to want drafts."""
+        if drafts_late:
             return self.wants_drafts or any(chunk.last and not chunk.request.undrafted for chunk in self.chunks)
         return self.wants_drafts or bool(self.chunks)
 

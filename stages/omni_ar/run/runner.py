@@ -105,10 +105,10 @@ class Runner:
         self._transfers = StepTransfers(InputTransfers(stage, ranks), hidden, sender) if ranks is not None else None
         self._followers: RankChannel | None = None
         self._drafter = drafter if pipeline is None or pipeline.last else None
-        drafting, late = None, pipeline is not None
+        drafting = None
         if self._drafter is not None:
-            drafting = Drafting(stage, self._drafter, drafter_backend or backend, late=late)
-        self._late_drafts = LateDrafts(stage, drafting) if late and drafting is not None else None
+            drafting = Drafting(stage, self._drafter, drafter_backend or backend)
+        self._late_drafts = LateDrafts(stage, drafting) if limits.drafts_late and drafting is not None else None
         self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None, drafting)
         self._captured_decodes = CapturedDecodes(stage, self._forward)
         self._captured_chunks = CapturedChunks(stage, self._forward)

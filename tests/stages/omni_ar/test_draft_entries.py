@@ -80,7 +80,8 @@ def test_a_drafter_s_batch_has_nothing_of_the_stage_s_forward():
     batch = forward._batch(forward._metadata(shape, 1), pages, None)
     batch = replace(batch, embeddings=(other,), payload=other, layers=other, boundary=other, backend=other)
     assert forward._drafting is not None
-    (launch,) = forward._drafting.prefills(batch, torch.zeros(1, 4, dtype=torch.int64), shape, pages.drafts)
+    rows_P4 = torch.zeros(1, 4, dtype=torch.int64)
+    (launch,) = forward._drafting.prefill_launches(batch, rows_P4, shape, pages.drafts)
     chunks = launch.buffers[1]
     assert isinstance(chunks, DraftChunks)
     given = chunks.batch
