@@ -7,7 +7,6 @@ from omni.device.graphs import CapturedGraphs
 from omni_ar.run.forward import Forward
 from omni_ar.run.launch import StepLaunch
 from omni_ar.run.pack import LeadingInputs
-from omni_ar.run.source import graph_name
 from omni_ar.run.state import Pages, Resources
 
 
@@ -39,3 +38,8 @@ class CapturedDecodes:
     def find(self, step: StepLaunch) -> Graph | None:
         """The graph of a step that `padded_rows` has padded; None if it runs uncaptured."""
         return self._graphs.find(step.drafts, step.padded_rows)[1] if step.padded_rows is not None else None
+
+
+def graph_name(phases: str, size: int, drafts: int) -> str:
+    """The name of a captured graph of `size` rows."""
+    return f"{phases}-{size}" + (f"-drafts-{drafts}" if drafts else "")

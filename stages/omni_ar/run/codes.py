@@ -16,8 +16,8 @@ from omni.stage import Listeners
 from omni_ar.kernels.overlap import kernels_in_turn, overlaps
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import CodecModel
+from omni_ar.run.captured_decodes import graph_name
 from omni_ar.run.late_phases import predict_codes
-from omni_ar.run.source import graph_name
 from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext
 

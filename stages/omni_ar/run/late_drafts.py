@@ -9,8 +9,8 @@ from torch import Tensor
 from omni.device import Graph
 from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import KVCache
+from omni_ar.run.captured_decodes import graph_name
 from omni_ar.run.drafting import Drafting
-from omni_ar.run.source import graph_name
 from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext
 

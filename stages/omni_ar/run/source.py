@@ -12,6 +12,7 @@ from omni_ar.kernels.step.dispatch import accept_tokens, post_update
 from omni_ar.kernels.step.drafts import accept_drafts, record_drafts
 from omni_ar.kernels.step.handoff import IDS
 from omni_ar.processors import NamedProcessor
+from omni_ar.run.captured_decodes import graph_name
 from omni_ar.run.phases import HAND_OVER, compute_logits, mark_nan, sample_positions, sample_rows, set_counter
 from omni_ar.run.state import NOT_FINITE, Resources
 from omni_ar.run.step import StepContext, TokenHandoff
@@ -173,8 +174,3 @@ class LocalTokens:
         self._stage.device.launch(self._stage.stream, set_counter, self._stage.rows.counter, self._handoffs.next_slot)
         if self._sender is not None:
             self._sender.count_again()
-
-
-def graph_name(phases: str, size: int, drafts: int) -> str:
-    """The name of a captured graph of `size` rows."""
-    return f"{phases}-{size}" + (f"-drafts-{drafts}" if drafts else "")
