@@ -219,7 +219,7 @@ class Bench:
 
         def sample(context: StepContext) -> SampledStep:
             nonlocal left
-            assert context.padded is not None
+            assert context.padded_rows is not None
             assert context.count in (self._least, self._least + 1)
             left -= 1
             return call(lambda: self._sample(context))

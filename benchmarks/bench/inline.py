@@ -82,7 +82,7 @@ class InlinePackaging:
         self._device.launch(self._stream, copy_payload, self._hosts[name][:count], source[:count])
 
     def _read(self, context: StepContext, count: int) -> None:
-        if self._graph is not None and context.padded == self._size:
+        if self._graph is not None and context.padded_rows == self._size:
             self._device.replay(self._stream, self._graph)
         else:
             launch = self._read_frames(context.rows_R[:count])

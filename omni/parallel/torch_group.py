@@ -19,9 +19,8 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Store
 
 from omni.device import SyncPoint, may_sync
 from omni.errors import LostRankError, error_text
-from omni.parallel.communicator import Communicator, PendingReceive
+from omni.parallel.communicator import ARRIVED, Communicator, PendingReceive
 from omni.parallel.rank_memory import RankMemory
-from omni.parallel.silent import THERE
 from omni.parallel.watch import REMEDY
 
 _RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -157,7 +156,7 @@ class TorchCommunicator:
 
     def receive(self, x: Tensor, source: int) -> PendingReceive:
         if self._silent or not x.numel():
-            return THERE
+            return ARRIVED
         with _lost_ranks(self._names, self._rank, source):
             work = self._group.recv([x], source, self._tag(source, "received"))
         return _Transfer(work, self._names, self._rank, source)
@@ -270,7 +269,7 @@ class NcclCommunicator(TorchCommunicator):
     def receive(self, x: Tensor, source: int) -> PendingReceive:
         if x.numel() and not self._silent:
             self._transfer(self._group.recv, x, source)
-        return THERE
+        return ARRIVED
 
     def _transfer(self, transfer: Callable[..., Work], x: Tensor, other: int, waits: bool = True) -> None:
         """waits: whether the current stream waits; the host does not. NCCL has one stream for each pair of ranks."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from omni.parallel import EqualRanks, PendingReceive, PipelineRank, RankLayout, Ranks
+from omni.parallel.communicator import ARRIVED
 from omni.parallel.rank_memory import RankMemory
-from omni.parallel.silent import THERE
 from omni.stage import StageWorker
 
 _SECONDS = 120.0
@@ -104,7 +104,7 @@ class ThreadCommunicator:
     def receive(self, x: Tensor, source: int) -> PendingReceive:
         assert x.is_contiguous()
         if self._silent:
-            return THERE
+            return ARRIVED
         return _Transfer(x, self._meeting.sent[source, self._rank], self._meeting.seconds)
 
     @contextmanager

@@ -7,10 +7,10 @@ from statistics import median
 
 from omni.parallel import Ranks
 from omni.stage import StageContext
+from omni_ar.layers.decoder import decoder_of
 from omni_ar.layers.parallel import PipelinePart
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
-from omni_ar.run.pipeline import decoder_of
 
 _log = logging.getLogger(__name__)
 

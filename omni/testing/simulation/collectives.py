@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from omni.parallel import PendingReceive
+from omni.parallel.communicator import ARRIVED
 from omni.parallel.rank_memory import RankMemory
-from omni.parallel.silent import THERE
 from omni.testing.simulation.checker import Running
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.simulation.lanes import DelayedLane, Delays
@@ -149,7 +149,7 @@ class SimulatedCommunicator:
     def receive(self, x: Tensor, source: int) -> PendingReceive:
         assert x.is_contiguous()
         if not x.numel() or self._silent:
-            return THERE
+            return ARRIVED
         return self._group.links[source, self._rank].receive(self._device, x)
 
     @contextmanager

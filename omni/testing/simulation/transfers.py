@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from omni.parallel import PendingReceive
-from omni.parallel.silent import THERE
+from omni.parallel.communicator import ARRIVED
 from omni.testing.simulation.checker import Running
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.simulation.lanes import DelayedLane, Delays
@@ -178,7 +178,7 @@ class TransferLink:
         if not self._blocks:
             return received
         device.hold(event)
-        return THERE
+        return ARRIVED
 
     def _arrive(self, number: int) -> None:
         sent, received = self._sent[number], self._received[number]

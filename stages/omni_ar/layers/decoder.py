@@ -18,7 +18,7 @@ from omni_ar.layers.linear import FactoryKwargs, GatedMLP, RMSNorm
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
 from omni_ar.layers.parallel import layers_held
 from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
-from omni_ar.model import Batch
+from omni_ar.model import ArModel, Batch
 
 MOST_EXPERTS = 8192
 """Maximum experts that the kernels can distinguish."""
@@ -325,6 +325,12 @@ class DecoderLayers(nn.Module):
             batch.layers.store(layer, x_TD)
         if batch.payload is not None and layer == self.payload_layer:
             batch.payload.store(x_TD)
+
+
+def decoder_of(model: ArModel) -> DecoderLayers:
+    """The layers of a model whose sequence of layers is cut."""
+    (decoder,) = (part for part in model.modules() if isinstance(part, DecoderLayers))
+    return decoder
 
 
 def decoder_layer(

@@ -78,9 +78,9 @@ class Allocator:
         # The frame that a token begins is stored in the token's slot before the token itself is in the KV cache.
         self._extra_slots = 0 if code_pages is None else 1
         self._drafts = limits.drafts
-        # Drafts of a row's next step are made at the end of a step, before the host allocates that step's blocks.
-        self._drafts_late = limits.micro_batches > 1
-        self._late_drafts = limits.drafts if paged_drafts and self._drafts_late else 0
+        self._drafts_late = limits.drafts_late
+        # Late drafts of a row's next step are made before the host allocates that step's blocks.
+        self._late_draft_tokens = limits.drafts if paged_drafts and limits.drafts_late else 0
         self._paged_drafts = paged_drafts
         self._looks_ahead = looks_ahead
 
@@ -103,8 +103,8 @@ class Allocator:
             return False
         shared = self._match(request)
         tokens = request.prefill_end + self._extra_slots
-        if self._late_drafts:
-            tokens = min(tokens + self._late_drafts, request.length + request.max_tokens)
+        if self._late_draft_tokens:
+            tokens = min(tokens + self._late_draft_tokens, request.length + request.max_tokens)
         need = self.blocks_for(tokens) - len(shared)
         if not self._make_room(need, victims, headroom):
             self._pool.release(shared)
@@ -127,7 +127,7 @@ class Allocator:
         tokens = request.num_computed_tokens + 1 + self._extra_slots
         if self._drafts:
             # Drafts beyond the limit are not verified, although the upper bound counts more tokens in flight.
-            tokens = min(tokens + self._drafts + self._late_drafts, request.length + request.max_tokens)
+            tokens = min(tokens + self._drafts + self._late_draft_tokens, request.length + request.max_tokens)
         need = self.blocks_for(tokens) - table.count
         if need <= 0:
             return ()

@@ -7,7 +7,6 @@ from omni.device.graphs import CapturedGraphs
 from omni_ar.run.forward import Forward
 from omni_ar.run.launch import StepLaunch
 from omni_ar.run.pack import LeadingInputs
-from omni_ar.run.source import graph_name
 from omni_ar.run.state import Pages, Resources
 
 
@@ -31,11 +30,16 @@ class CapturedDecodes:
         graph = stage.device.capture(stage.stream, name, [*decode.inputs, *decode.forward])
         self._graphs.add(drafts, size, graph)
 
-    def padded(self, drafts: int, rows: int) -> int | None:
+    def padded_rows(self, drafts: int, rows: int) -> int | None:
         """Number of rows that a batch is padded to; None if it runs uncaptured."""
         size, graph = self._graphs.find(drafts, rows)
         return size if graph is not None else None
 
     def find(self, step: StepLaunch) -> Graph | None:
-        """The graph of a step that `padded` has padded; None if it runs uncaptured."""
-        return self._graphs.find(step.drafts, step.padded)[1] if step.padded is not None else None
+        """The graph of a step that `padded_rows` has padded; None if it runs uncaptured."""
+        return self._graphs.find(step.drafts, step.padded_rows)[1] if step.padded_rows is not None else None
+
+
+def graph_name(phases: str, size: int, drafts: int) -> str:
+    """The name of a captured graph of `size` rows."""
+    return f"{phases}-{size}" + (f"-drafts-{drafts}" if drafts else "")

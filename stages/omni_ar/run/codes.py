@@ -16,8 +16,8 @@ from omni.stage import Listeners
 from omni_ar.kernels.overlap import kernels_in_turn, overlaps
 from omni_ar.kernels.sampling.state import EVERYTHING, SamplingFlags
 from omni_ar.model import CodecModel
+from omni_ar.run.captured_decodes import graph_name
 from omni_ar.run.late_phases import predict_codes
-from omni_ar.run.source import graph_name
 from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext
 
@@ -58,9 +58,9 @@ class CodePrediction:
             self._graphs.add(in_turn, size, graph)
 
     def launch(self, context: StepContext, pages: Tensor) -> None:
-        size = context.padded or context.rows_R.shape[0]
+        size = context.padded_rows or context.rows_R.shape[0]
         in_turn = self._may_run_in_turn(size) and self._listeners is not None and self._listeners.waiting
-        graph = self._graphs.find(in_turn, size)[1] if context.padded is not None else None
+        graph = self._graphs.find(in_turn, size)[1] if context.padded_rows is not None else None
         if graph is not None:
             self._stage.device.replay(self._stage.stream, graph)
         else:

@@ -24,7 +24,7 @@ from omni_ar.run.phases import (
     keep_features,
     prefill_drafts,
 )
-from omni_ar.run.plan import PaddedShape
+from omni_ar.run.plan import BatchShape
 from omni_ar.run.state import Resources
 
 
@@ -60,12 +60,11 @@ class FeatureBuffers:
 class Drafting:
     """Makes launches for a drafter's part of a step, without launching them."""
 
-    def __init__(self, stage: Resources, drafter: Drafter, backend: AttentionBackend, *, late: bool = False) -> None:
-        """backend: for the drafter's own keys and values. late: whether drafts are made at the end of the step before the one that
-        verifies them (`LateDrafts`), instead of at its head."""
+    def __init__(self, stage: Resources, drafter: Drafter, backend: AttentionBackend) -> None:
+        """backend: for the drafter's own keys and values."""
         self._stage = stage
         self._drafter = drafter
-        self._is_late = late
+        self._drafts_late = stage.limits.drafts_late
         self._paged = drafter if isinstance(drafter, PagedDrafter) else None
         self._backend = backend
         shape = self._paged.feature_shape if self._paged is not None else None
@@ -74,31 +73,31 @@ class Drafting:
             width = stage.model.shape.hidden_width
             self._features = FeatureBuffers.allocate(stage.device, shape, stage.limits, stage.dtype, width)
 
-    def proposals(self, rows_R: Tensor, blocks: int, cache: KVCache | None, drafts: int) -> list[Launch]:
+    def decode_launches(self, rows_R: Tensor, blocks: int, cache: KVCache | None, drafts: int) -> list[Launch]:
         """Before the forward of a step without chunks. cache: `Pages.drafts`. drafts: number that the step verifies of each row."""
         if self._paged is not None and not drafts:
             # Its passes take time, and no row wants drafts.
-            return self._drops(rows_R)
-        return [] if self._is_late else self.late(rows_R, blocks, cache)
+            return self._drop_launches(rows_R)
+        return [] if self._drafts_late else self.draft_launches(rows_R, blocks, cache)
 
-    def late(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
-        """Drafts after the rows' newest tokens: at the end of a step if they are late, else at the head of the next one."""
+    def draft_launches(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
+        """Makes drafts after the rows' newest tokens: at the end of a step if they are late, else at the head of the next one."""
         return [Launch.of(draft_tokens, self._drafter, self._rows(rows_R, blocks, cache))]
 
-    def follows(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
+    def follow_launches(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
         """The drafter's keys and values of decode rows beside chunks. With late drafts, the step before has written them."""
-        if self._is_late:
-            return self._drops(rows_R)
+        if self._drafts_late:
+            return self._drop_launches(rows_R)
         if self._paged is None:
             return []
         return [Launch.of(follow_tokens, self._paged, self._rows(rows_R, blocks, cache))]
 
-    def prefills(self, batch: Batch, rows_P4: Tensor, padded_shape: PaddedShape, cache: KVCache | None) -> list[Launch]:
+    def prefill_launches(self, batch: Batch, rows_P4: Tensor, shape: BatchShape, cache: KVCache | None) -> list[Launch]:
         """The drafter's keys and values of chunks' tokens, after the forward of `batch`."""
         if self._paged is None:
             return []
         assert cache is not None
-        buffers, decodes, total = self._stage.buffers, padded_shape.decodes, padded_shape.total
+        buffers, decodes, total = self._stage.buffers, shape.decodes, shape.total
         features = self._features
         chunks = DraftChunks(
             batch=replace(
@@ -113,7 +112,7 @@ class Drafting:
         states_TX = features.states_TX[:total] if features is not None else None
         return [Launch.of(prefill_drafts, self._paged, chunks, states_TX)]
 
-    def keeps(self, rows_R: Tensor, drafts: int) -> list[Launch]:
+    def keep_launches(self, rows_R: Tensor, drafts: int) -> list[Launch]:
         """Keeps the features of the tokens and drafts of a step without chunks, which the next step's drafts need. A step without
         drafts makes no features, and earlier ones are obsolete after it."""
         features = self._features
@@ -126,8 +125,8 @@ class Drafting:
         length_N = self._stage.rows.columns.length
         return [Launch.of(keep_features, self._paged, features.states_TX[:count], rows_R, length_N, *self._kept)]
 
-    def keeps_chunks(self, rows_R: Tensor, rows_P4: Tensor) -> list[Launch]:
-        """As `keeps`, of decode rows and of the last token of each chunk, after `prefills`."""
+    def keep_chunk_launches(self, rows_R: Tensor, rows_P4: Tensor) -> list[Launch]:
+        """As `keep_launches`, of decode rows and of the last token of each chunk, after `prefill_launches`."""
         features = self._features
         if features is None:
             return []
@@ -135,9 +134,9 @@ class Drafting:
         given = (features.features_TH, rows_R, length_N, rows_P4, null_row)
         return [Launch.of(keep_chunk_features, *given, *self._kept)]
 
-    def _drops(self, rows_R: Tensor) -> list[Launch]:
+    def _drop_launches(self, rows_R: Tensor) -> list[Launch]:
         """Drops late drafts that the step of the rows does not verify. The acceptance rate of the rows does not change."""
-        return [Launch.of(drop_drafts, self._drafts, rows_R)] if self._is_late else []
+        return [Launch.of(drop_drafts, self._drafts, rows_R)] if self._drafts_late else []
 
     @property
     def sink(self) -> LayerSink | None:

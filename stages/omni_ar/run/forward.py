@@ -30,7 +30,7 @@ from omni_ar.run.phases import (
     restore_frames,
     run_forward,
 )
-from omni_ar.run.plan import PaddedShape, StepPlan
+from omni_ar.run.plan import BatchShape, StepPlan
 from omni_ar.run.state import ChunkBuffers, Pages, Resources, next_width
 from omni_ar.run.step import PromptScores
 
@@ -40,12 +40,12 @@ View = Callable[[PackedSpan], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkStep:
-    """A step with chunks: its packed inputs and their view on the device, the conditioning of its decode rows, the padded shape of
-    its batch, the maximum number of blocks in use of a decode row's table, and its inputs on the device."""
+    """A step with chunks: its packed inputs and their view on the device, the conditioning of its decode rows, the shape of its
+    batch, padding included, the maximum number of blocks in use of a decode row's table, and its inputs on the device."""
 
     chunks: PackedChunks
     steps: PackedSpan
-    padded_shape: PaddedShape
+    shape: BatchShape
     blocks: int
     view: View
     tensors: StepTensors
@@ -85,11 +85,11 @@ class Forward:
         maximum number of blocks in use of a row's table. drafts: positions of each row besides its newest token; attention takes
         each position for a row of its own."""
         count, embedded = rows_R.shape[0] * (1 + drafts), InputEmbeddings()
-        padded_shape, sink = PaddedShape(count, 0, 0), None
-        if pages.hidden is not None and self._emits(padded_shape):
+        shape, sink = BatchShape(count, 0, 0), None
+        if pages.hidden is not None and self._emits(shape):
             sink = PayloadSink(pages.hidden, self._stage.buffers.slots_T[:count])
         drafting = self._drafting
-        batch = self._batch(self._metadata(padded_shape, blocks), pages, sink, keeps_features=drafts > 0)
+        batch = self._batch(self._metadata(shape, blocks), pages, sink, keeps_features=drafts > 0)
         kept = SavedHiddenStates(None, self._stage.buffers.hidden[:count]) if self.last else None
         if drafts:
             steps_XR = steps_XR[:, :1].expand(-1, count)  # no columns: steps with conditioning have no drafts
@@ -100,7 +100,7 @@ class Forward:
             ],
             forward=[
                 Launch.of(run_forward, self._stage.model, embedded, batch, kept),
-                *(drafting.keeps(rows_R, drafts) if drafting is not None else ()),
+                *(drafting.keep_launches(rows_R, drafts) if drafting is not None else ()),
             ],
         )
 
@@ -108,31 +108,31 @@ class Forward:
         """Launches of a batch of decode rows, if any, followed by chunks."""
         chunks, view, embedded = step.chunks, step.view, InputEmbeddings()
         embeddings = _placed(step)
-        metadata = self._metadata(step.padded_shape, step.blocks, self._prefill_rows(chunks), view(chunks.rows))
-        sink = self._payload(step.padded_shape, pages) if self._emits(step.padded_shape) or chunks.payload else None
-        prompt_start = step.padded_shape.decodes + chunks.replayed
+        metadata = self._metadata(step.shape, step.blocks, self._prefill_rows(chunks), view(chunks.rows))
+        sink = self._payload(step.shape, pages) if self._emits(step.shape) or chunks.payload else None
+        prompt_start = step.shape.decodes + chunks.replayed
         batch = self._batch(metadata, pages, sink, prompt_start, embeddings)
         return ForwardLaunches(
             inputs=self._inputs(step, embeddings, step.blocks, embedded, pages),
             forward=[
                 Launch.of(run_forward, self._stage.model, embedded, batch, self._kept(step)),
-                *self._prefill_drafts(batch, view(chunks.rows), step.padded_shape, pages),
+                *self._prefill_drafts(batch, view(chunks.rows), step.shape, pages),
                 *self._keep_drafts(step),
             ],
         )
 
-    def captured(self, padded_shape: PaddedShape, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
+    def captured(self, shape: BatchShape, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
         """The forward of a batch whose chunks the device alone knows, for capture. `fill` runs before it, and `keep` after it."""
-        total = padded_shape.total
-        metadata = self._metadata(padded_shape, self._stage.limits.max_blocks, rows_P4=buffers.rows_P4)
-        batch = self._batch(metadata, pages, self._payload(padded_shape, pages))
+        total = shape.total
+        metadata = self._metadata(shape, self._stage.limits.max_blocks, rows_P4=buffers.rows_P4)
+        batch = self._batch(metadata, pages, self._payload(shape, pages))
         embedded = InputEmbeddings(buffers.inputs_TD[:total])
         kept = SavedHiddenStates(None, buffers.outputs_TD[:total]) if self.last else None
-        drafts = self._prefill_drafts(batch, buffers.rows_P4, padded_shape, pages)
+        drafts = self._prefill_drafts(batch, buffers.rows_P4, shape, pages)
         return [Launch.of(run_forward, self._stage.model, embedded, batch, kept), *drafts]
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
-        embedded = InputEmbeddings(buffers.inputs_TD[: step.padded_shape.total])
+        embedded = InputEmbeddings(buffers.inputs_TD[: step.shape.total])
         embeddings = _placed(step)
         return self._inputs(step, embeddings, self._stage.limits.max_blocks, embedded, pages, buffers.rows_P4)
 
@@ -140,7 +140,7 @@ class Forward:
         """Copies the hidden states that later phases need out of a captured forward."""
         kept, launches = self._kept(step), self._keep_drafts(step)
         if kept is not None:
-            launches.append(Launch.of(keep_hidden, buffers.outputs_TD[: step.padded_shape.total], kept))
+            launches.append(Launch.of(keep_hidden, buffers.outputs_TD[: step.shape.total], kept))
         return launches
 
     def nexts(self, steps_XR: Tensor) -> NextInputs:
@@ -161,23 +161,23 @@ class Forward:
         rows_P4: Tensor | None = None,
     ) -> list[Launch]:
         """Uploads and embeds a batch with chunks, including its padding. rows_P4: an additional destination of the chunks' rows."""
-        chunks, padded_shape, view, buffers = step.chunks, step.padded_shape, step.view, self._stage.buffers
-        targets = [buffers.positions_slots_AT[:, padded_shape.decodes : padded_shape.total]]
+        chunks, shape, view, buffers = step.chunks, step.shape, step.view, self._stage.buffers
+        targets = [buffers.positions_slots_AT[:, shape.decodes : shape.total]]
         uploaded = [view(chunks.positions_slots)]
         if rows_P4 is not None:
             targets.append(rows_P4)
             uploaded.append(view(chunks.rows))
         launches: list[Launch] = []
         nexts: list[NextInputs] = []
-        if padded_shape.decodes:
+        if shape.decodes:
             if self._drafting is not None:
-                launches += self._drafting.follows(view(chunks.decodes), blocks, pages.drafts)
+                launches += self._drafting.follow_launches(view(chunks.decodes), blocks, pages.drafts)
             launches.append(self._prepare(view(chunks.decodes), blocks))
             nexts.append(self.nexts(view(step.steps)))
         launches.append(Launch.of(place_chunks, targets, uploaded))
-        if padded_shape.decodes and pages.hidden is not None:
-            slots_R = buffers.slots_T[: padded_shape.decodes] if self._emits(padded_shape) else None
-            launches.append(Launch.of(place_payload, buffers.payload_slots_T[: padded_shape.decodes], slots_R))
+        if shape.decodes and pages.hidden is not None:
+            slots_R = buffers.slots_T[: shape.decodes] if self._emits(shape) else None
+            launches.append(Launch.of(place_payload, buffers.payload_slots_T[: shape.decodes], slots_R))
         if chunks.replayed:
             replayed, restore = self._replay(step, pages)
             nexts.append(replayed)
@@ -207,29 +207,29 @@ class Forward:
         if not stage.limits.drafts:
             return [self._prepare(rows_R, blocks)]
         given = (stage.rows, rows_R, 1 + drafts, stage.limits.block_size, stage.buffers, blocks)
-        proposals = drafting.proposals(rows_R, blocks, pages.drafts, drafts) if drafting is not None else []
-        return [*proposals, Launch.of(prepare_drafts, *given)]
+        made = drafting.decode_launches(rows_R, blocks, pages.drafts, drafts) if drafting is not None else []
+        return [*made, Launch.of(prepare_drafts, *given)]
 
-    def _prefill_drafts(self, batch: Batch, rows_P4: Tensor, padded_shape: PaddedShape, pages: Pages) -> list[Launch]:
+    def _prefill_drafts(self, batch: Batch, rows_P4: Tensor, shape: BatchShape, pages: Pages) -> list[Launch]:
         drafting = self._drafting
-        return drafting.prefills(batch, rows_P4, padded_shape, pages.drafts) if drafting is not None else []
+        return drafting.prefill_launches(batch, rows_P4, shape, pages.drafts) if drafting is not None else []
 
     def _keep_drafts(self, step: ChunkStep) -> list[Launch]:
         view, chunks = step.view, step.chunks
         if self._drafting is None:
             return []
-        return self._drafting.keeps_chunks(view(chunks.decodes), view(chunks.rows))
+        return self._drafting.keep_chunk_launches(view(chunks.decodes), view(chunks.rows))
 
     def _metadata(
         self,
-        padded_shape: PaddedShape,
+        shape: BatchShape,
         blocks: int,
         prefills: tuple[PrefillRow, ...] = (),
         rows_P4: Tensor | None = None,
     ) -> AttentionMetadata:
-        buffers, decodes = self._stage.buffers, padded_shape.decodes
+        buffers, decodes = self._stage.buffers, shape.decodes
         return AttentionMetadata(
-            slots_T=buffers.slots_T[: padded_shape.total],
+            slots_T=buffers.slots_T[: shape.total],
             num_decode=decodes,
             decode_block_table_RM=buffers.table_NM[:decodes, :blocks],
             decode_lengths_R=buffers.lengths_N[:decodes],
@@ -268,13 +268,13 @@ class Forward:
             boundary=self._boundary(metadata.slots_T.shape[0]) if self._boundary is not None else None,
         )
 
-    def _emits(self, padded_shape: PaddedShape) -> bool:
-        return padded_shape.decodes > 0 and self._stage.model.shape.emits_tokens
+    def _emits(self, shape: BatchShape) -> bool:
+        return shape.decodes > 0 and self._stage.model.shape.emits_tokens
 
-    def _payload(self, padded_shape: PaddedShape, pages: Pages) -> PayloadSink | None:
+    def _payload(self, shape: BatchShape, pages: Pages) -> PayloadSink | None:
         if pages.hidden is None:
             return None
-        return PayloadSink(pages.hidden, self._stage.buffers.payload_slots_T[: padded_shape.total])
+        return PayloadSink(pages.hidden, self._stage.buffers.payload_slots_T[: shape.total])
 
     def _replay(self, step: ChunkStep, pages: Pages) -> tuple[NextInputs, list[Launch]]:
         """The inputs of replayed tokens of preempted requests, and the launches that restore their frames."""
@@ -282,7 +282,7 @@ class Forward:
         codes_nD = stage.device.empty((count, next_width(stage.model)), stage.dtype, stage.stream)
         launches: list[Launch] = []
         if pages.codes is not None:
-            saved, first = step.tensors.saved, step.padded_shape.decodes
+            saved, first = step.tensors.saved, step.shape.decodes
             slots_n = self._stage.buffers.slots_T[first : first + count]
             assert isinstance(stage.model, CodecModel)
             launches.append(Launch.of(restore_frames, stage.model, saved, slots_n, pages.codes, codes_nD))
@@ -305,7 +305,7 @@ def _placed(step: ChunkStep) -> tuple[PlacedEmbedding, ...]:
 class CapturedForward:
     """buffers: the buffers that the graph reads and writes."""
 
-    padded_shape: PaddedShape
+    shape: BatchShape
     graph: Graph
     buffers: ChunkBuffers
 
@@ -330,12 +330,10 @@ class CapturedChunks:
         """Captures both batches of a size. The largest size comes first: its buffers serve the others."""
         buffers = self._buffers_for(self._stage.limits.rows + tokens)
         for rows in (self._stage.limits.rows, 0):
-            padded_shape = PaddedShape(rows, tokens, self._stage.limits.captured_chunks)
+            shape = BatchShape(rows, tokens, self._stage.limits.captured_chunks)
             name = f"{self._stage.name}-{'mixed' if rows else 'prompts'}-{tokens}"
-            graph = self._stage.device.capture(
-                self._stage.stream, name, self._forward.captured(padded_shape, buffers, pages)
-            )
-            self._graphs.add(rows > 0, tokens, CapturedForward(padded_shape, graph, buffers))
+            graph = self._stage.device.capture(self._stage.stream, name, self._forward.captured(shape, buffers, pages))
+            self._graphs.add(rows > 0, tokens, CapturedForward(shape, graph, buffers))
 
     def find(self, plan: StepPlan) -> CapturedForward | None:
         """The captured forward that a step with chunks is padded to; None if the step runs uncaptured."""
@@ -353,8 +351,8 @@ class CapturedChunks:
         return self._graphs.find(bool(plan.decodes), plan.chunk_tokens)[1]
 
     def launch(self, step: ChunkStep, pages: Pages, receive: Callable[[], None]) -> None:
-        """Launches inputs and forward of a step in a captured forward's padded shape. receive: launches the work between them."""
-        captured = self._graphs.find(step.padded_shape.decodes > 0, step.padded_shape.tokens)[1]
+        """Launches inputs and forward of a step in a captured forward's shape. receive: launches the work between them."""
+        captured = self._graphs.find(step.shape.decodes > 0, step.shape.tokens)[1]
         assert captured is not None, "`find` gave its shape"
         self._stage.device.enqueue(self._stage.stream, self._forward.fill(step, captured.buffers, pages))
         receive()

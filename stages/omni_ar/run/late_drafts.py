@@ -9,8 +9,8 @@ from torch import Tensor
 from omni.device import Graph
 from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import KVCache
+from omni_ar.run.captured_decodes import graph_name
 from omni_ar.run.drafting import Drafting
-from omni_ar.run.source import graph_name
 from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext
 
@@ -30,7 +30,7 @@ class LateDrafts:
     def capture(self, rows_B: Tensor, cache: KVCache | None) -> None:
         """Captures the drafts of B rows. cache: `Pages.drafts`."""
         stage, size = self._stage, rows_B.shape[0]
-        launches = self._drafting.late(rows_B, stage.limits.max_blocks, cache)
+        launches = self._drafting.draft_launches(rows_B, stage.limits.max_blocks, cache)
         graph = stage.device.capture(stage.stream, graph_name(f"{stage.name}-propose", size, 0), launches)
         self._graphs.add(None, size, graph)
 
@@ -38,10 +38,10 @@ class LateDrafts:
         """Drafts of a step's sampled rows, after their tokens. Returns whether any are made."""
         if not context.draft_blocks:
             return False
-        graph = self._graphs.find(None, context.padded)[1] if context.padded is not None else None
+        graph = self._graphs.find(None, context.padded_rows)[1] if context.padded_rows is not None else None
         if graph is not None:
             self._stage.device.replay(self._stage.stream, graph)
         else:
-            launches = self._drafting.late(context.rows_R, context.draft_blocks, cache)
+            launches = self._drafting.draft_launches(context.rows_R, context.draft_blocks, cache)
             self._stage.device.enqueue(self._stage.stream, launches)
         return True

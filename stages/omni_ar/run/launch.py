@@ -9,28 +9,28 @@ from torch import Tensor
 from omni.device import Device, Stream
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.run.pack import PackedStep, StepTensors
-from omni_ar.run.plan import PaddedShape
+from omni_ar.run.plan import BatchShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLaunch:
     """step: its number. newest_input: the newest earlier step whose tokens its rows need, 0 for none or if all layers are in one
-    place. packed: the places of its uploaded inputs. flags: the work of sampling. padded: rows of the captured batch that its
-    decode rows are padded to; None for none. decode_blocks: maximum number of blocks in use of a decode row's table; 0 without
-    decode rows. padded_shape: of a batch with chunks, else None. captured: whether a captured forward has that shape. logprobs:
-    likeliest ids to score per sampled token; None if no row needs log-probabilities. prompt_logprobs: the same per scored prompt
-    token. area: the area of `MicroBatchInputs` for this batch: it keeps uploaded inputs, and has the inputs of an unchanged batch;
-    None without areas. drafts: positions of each decode row besides its newest token. draft_blocks: where drafts are made at the
-    end of the step, for the next one of each sampled row, the maximum number of blocks in use of these rows' tables then;
+    place. packed: the places of its uploaded inputs. flags: the work of sampling. padded_rows: rows of the captured batch that
+    its decode rows are padded to; None for none. decode_blocks: maximum number of blocks in use of a decode row's table; 0 without
+    decode rows. shape: of a batch with chunks, padding included, else None. captured: whether a captured forward has that shape.
+    logprobs: likeliest ids to score per sampled token; None if no row needs log-probabilities. prompt_logprobs: the same per scored
+    prompt token. area: the area of `MicroBatchInputs` for this batch: it keeps uploaded inputs, and has the inputs of an unchanged
+    batch; None without areas. drafts: positions of each decode row besides its newest token. draft_blocks: where drafts are made
+    at the end of the step, for the next one of each sampled row, the maximum number of blocks in use of these rows' tables then;
     otherwise 0."""
 
     step: int
     newest_input: int
     packed: PackedStep
     flags: SamplingFlags
-    padded: int | None
+    padded_rows: int | None
     decode_blocks: int
-    padded_shape: PaddedShape | None
+    shape: BatchShape | None
     captured: bool
     logprobs: int | None
     prompt_logprobs: int
@@ -62,9 +62,9 @@ class StepLaunch:
     @property
     def batch_tokens(self) -> int:
         """Number of tokens in the forward, padding included."""
-        if self.padded_shape is not None:
-            return self.padded_shape.total
-        return (self.padded if self.padded is not None else self.count) * (1 + self.drafts)
+        if self.shape is not None:
+            return self.shape.total
+        return (self.padded_rows if self.padded_rows is not None else self.count) * (1 + self.drafts)
 
 
 class TensorShape(msgspec.Struct, frozen=True, array_like=True):

@@ -67,6 +67,12 @@ class Limits:
         return self.step_ids - 1
 
     @property
+    def drafts_late(self) -> bool:
+        """Whether drafts are made at the end of the step before the one that verifies them (`LateDrafts`), instead of at its head:
+        where the sequence of layers is cut."""
+        return self.micro_batches > 1
+
+    @property
     def step_sizes(self) -> tuple[int, ...]:
         """Numbers of positions of a row in decode steps: with drafts, and without."""
         return (self.step_ids, 1) if self.drafts else (1,)

@@ -18,7 +18,7 @@ from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits, step_fields
-from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
+from omni_ar.run.plan import BatchShape, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.sampling.edits import PackedEdits, pack_edits
 from omni_ar.sampling.pack import PackedSampling, StartingRow, pack_sampling
@@ -80,27 +80,27 @@ class PackedChunks:
 
 
 def pack_chunks(
-    upload: Upload, plan: StepPlan, shape: ArShape, limits: Limits, padded_shape: PaddedShape
+    upload: Upload, plan: StepPlan, shape: ArShape, limits: Limits, batch_shape: BatchShape
 ) -> PackedChunks:
     chunks, prompts = plan.chunks, plan.prompts
     replays = [(chunk.request, index) for chunk in plan.replays for index in _outputs(chunk)]
     # The start of each chunk in the batch.
-    starts = padded_shape.decodes + np.cumsum([0, *(chunk.length for chunk in chunks)])
+    starts = batch_shape.decodes + np.cumsum([0, *(chunk.length for chunk in chunks)])
     ends = [int(end) for chunk, end in zip(chunks, starts[1:], strict=True) if chunk.last]
     scored = [(chunk, scored_positions(chunk), start) for chunk, start in zip(chunks, starts[:-1], strict=True)]
-    decodes = np.full(padded_shape.decodes, limits.null_row)
+    decodes = np.full(batch_shape.decodes, limits.null_row)
     decodes[: len(plan.decodes)] = [request.row_index for request in plan.decodes]
     prefills = tuple(
         PrefillSpan(c.request.row_index, int(start), c.length, c.start)
         for c, start in zip(chunks, starts[:-1], strict=True)
     )
-    rows = np.zeros((padded_shape.chunks, 4), np.int64)
+    rows = np.zeros((batch_shape.chunks, 4), np.int64)
     rows[: len(chunks)] = [(span.row, span.first, span.length, span.context) for span in prefills]
     columns = [np.empty((len(shape.prompt_columns), 0), np.int64)]
     columns += [_prompt(c).columns[:, c.start : c.start + c.length] for c in prompts]
     # Padding has position 0 and writes to the null block.
-    positions_slots = np.zeros((shape.position_axes + 2, padded_shape.tokens), np.int64)
-    for chunk, start in zip(chunks, starts[:-1] - padded_shape.decodes, strict=True):
+    positions_slots = np.zeros((shape.position_axes + 2, batch_shape.tokens), np.int64)
+    for chunk, start in zip(chunks, starts[:-1] - batch_shape.decodes, strict=True):
         _set_positions_slots(
             positions_slots[:, start : start + chunk.length], chunk, shape.emits_tokens, limits.block_size
         )
@@ -359,21 +359,21 @@ def pack_step(
     limits: Limits,
     shape: ArShape,
     processors: Sequence[NamedProcessor],
-    padded: int | None = None,
-    padded_shape: PaddedShape | None = None,
+    padded_rows: int | None = None,
+    batch_shape: BatchShape | None = None,
     drafter: Drafter | None = None,
     draft_rate: int = 0,
 ) -> PackedStep:
-    """Fills `upload`. padded: rows of the batch, null rows included; None for no padding. padded_shape: None for the smallest.
-    draft_rate: `DraftFields.rate` of rows that start."""
-    padded_shape = padded_shape or plan.padded_shape
+    """Fills `upload`. padded_rows: rows of the batch, null rows included; None for no padding. batch_shape: None for no
+    padding. draft_rate: `DraftFields.rate` of rows that start."""
+    batch_shape = batch_shape or plan.shape
     sampled = plan.sampled
-    size = len(sampled) if padded is None else padded
+    size = len(sampled) if padded_rows is None else padded_rows
     rows, advance = np.full(size, limits.null_row), np.ones(size, np.int64)
     rows[: len(sampled)] = [request.row_index for request in sampled]
     advance[len(plan.decodes) : len(sampled)] = [chunk.request.prefill_end for chunk in plan.chunks if chunk.last]
     inputs = [(request, request.num_scheduled_outputs - 1) for request in plan.decodes]
-    width = padded_shape.decodes if plan.chunks else size if padded else len(inputs)
+    width = batch_shape.decodes if plan.chunks else size if padded_rows else len(inputs)
     leading = LeadingInputs(rows=rows, advance=advance, steps=pack_steps(inputs, shape, limits, width))
     spans = LeadingInputs(*map(upload.add, leading))
     edits = [(row, request.edit) for row, request in enumerate(sampled) if request.edit is not None]
@@ -385,7 +385,7 @@ def pack_step(
         starts=pack_starts(upload, plan.starts, shape, processors, limits, drafter, draft_rate)
         if plan.starts
         else None,
-        chunks=pack_chunks(upload, plan, shape, limits, padded_shape) if plan.chunks else None,
+        chunks=pack_chunks(upload, plan, shape, limits, batch_shape) if plan.chunks else None,
         edits=pack_edits(upload, edits, shape.vocab_size) if edits else None,
     )
 

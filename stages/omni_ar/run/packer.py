@@ -12,7 +12,7 @@ from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.launch import StepLaunch
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack import PackedStep, pack_step, scored_positions
-from omni_ar.run.plan import PaddedShape, StepPlan
+from omni_ar.run.plan import BatchShape, StepPlan
 from omni_ar.run.request import ArRequest, Row
 from omni_ar.run.step import ScoredChunk
 from omni_ar.sampling.pack import merge_flags
@@ -47,21 +47,21 @@ class StepPacker:
         self._processors = processors
         self._drafter = drafter
         self._policy = policy
-        self._drafts_late = drafter is not None and limits.micro_batches > 1
+        self._drafts_late = drafter is not None and limits.drafts_late
         self._uploaded: _UploadedBatch | None = None
         """The batch whose inputs are in the upload buffer."""
         self._kept: list[_UploadedBatch] = []
         """The batches in the areas of `MicroBatchInputs`, the least recently used first."""
 
     def pack(
-        self, plan: StepPlan, *, newest_input: int, padded: int | None, captured: PaddedShape | None
+        self, plan: StepPlan, *, newest_input: int, padded_rows: int | None, captured: BatchShape | None
     ) -> tuple[StepLaunch, Upload | None]:
-        """Returns the step and its inputs, to be uploaded; None if they are on the device already. newest_input, padded: as in
-        `StepLaunch`. captured: the shape of the captured forward that a step with chunks is padded to, None if it runs
+        """Returns the step and its inputs, to be uploaded; None if they are on the device already. newest_input, padded_rows:
+        as in `StepLaunch`. captured: the shape of the captured forward that a step with chunks is padded to, None if it runs
         uncaptured."""
-        padded_shape = (captured or plan.padded_shape) if plan.chunks else None
+        batch_shape = (captured or plan.shape) if plan.chunks else None
         sampled = plan.sampled
-        packed, flags, area, upload = self._packed(plan, sampled, padded, padded_shape)
+        packed, flags, area, upload = self._packed(plan, sampled, padded_rows, batch_shape)
         asked = [each.sampling.logprobs for each in sampled if each.sampling.logprobs is not None]
         scored = [chunk.request.sampling.prompt_logprobs or 0 for chunk in plan.chunks]
         launch = StepLaunch(
@@ -69,9 +69,9 @@ class StepPacker:
             newest_input=newest_input,
             packed=packed,
             flags=flags,
-            padded=padded,
+            padded_rows=padded_rows,
             decode_blocks=self._decode_blocks(plan) if plan.decodes else 0,
-            padded_shape=padded_shape,
+            shape=batch_shape,
             captured=captured is not None,
             logprobs=max(asked, default=None),
             prompt_logprobs=max(scored, default=0),
@@ -94,7 +94,7 @@ class StepPacker:
     def _draft_blocks(self, plan: StepPlan) -> int:
         """Returns `StepLaunch.draft_blocks`."""
         limits, ends = self._limits, [chunk for chunk in plan.chunks if chunk.last]
-        if self._policy.has_weights and not plan.runs_drafter(late=True):
+        if self._policy.has_weights and not plan.runs_drafter(drafts_late=True):
             return 0
         lengths = [request.num_computed_tokens + 1 + plan.drafts for request in plan.decodes]
         lengths += [chunk.start + chunk.length for chunk in ends]
@@ -104,7 +104,7 @@ class StepPacker:
         return min(-(-tokens // self._limits.block_size), self._limits.max_blocks)
 
     def _packed(
-        self, plan: StepPlan, sampled: Sequence[ArRequest], padded: int | None, padded_shape: PaddedShape | None
+        self, plan: StepPlan, sampled: Sequence[ArRequest], padded_rows: int | None, batch_shape: BatchShape | None
     ) -> tuple[PackedStep, SamplingFlags, int | None, Upload | None]:
         """Returns the packed step, its sampling work, its area in `MicroBatchInputs`, and its upload."""
         rows = tuple(request.row for request in sampled)
@@ -126,8 +126,8 @@ class StepPacker:
                 limits=self._limits,
                 shape=self._shape,
                 processors=self._processors,
-                padded=padded,
-                padded_shape=padded_shape,
+                padded_rows=padded_rows,
+                batch_shape=batch_shape,
                 drafter=self._drafter,
                 draft_rate=self._policy.start_rate,
             )

@@ -24,8 +24,8 @@ from omni.device import Launch
 from omni.parallel import PipelineRank
 from omni_ar.kernels.step.draft_state import DRAFT_FIELDS
 from omni_ar.kernels.step.state import FIELD_INDEX, ROW_FIELDS, RowState
-from omni_ar.layers.decoder import DecoderLayers
-from omni_ar.model import ArModel, CodecModel, PipelineBoundary
+from omni_ar.layers.decoder import decoder_of
+from omni_ar.model import CodecModel, PipelineBoundary
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.phases import set_counter
 from omni_ar.run.source import LocalTokens, TokenSource
@@ -312,12 +312,6 @@ def token_source(
         return LocalTokens(stage, processors, sender), sender
     source = ReceivedTokens(stage, pipeline)
     return source, source
-
-
-def decoder_of(model: ArModel) -> DecoderLayers:
-    """The layers of a model whose sequence of layers is cut."""
-    (decoder,) = (part for part in model.modules() if isinstance(part, DecoderLayers))
-    return decoder
 
 
 def _token_slots(stage: Resources, slots: int) -> tuple[Tensor, ...]:

@@ -39,10 +39,10 @@ class StepPlan:
     drafts: int = 0
     wants_drafts: bool = False
 
-    def runs_drafter(self, late: bool) -> bool:
-        """Whether a drafter with weights runs the newest tokens of the decode rows. late: whether at the end of the step,
-        for the next step of all sampled rows, if some of them are likely to want drafts (`LateDrafts`)."""
-        if late:
+    def runs_drafter(self, drafts_late: bool) -> bool:
+        """Whether a drafter with weights runs the newest tokens of the decode rows. drafts_late: `Limits.drafts_late`: it then runs
+        at the end of the step, for the next step of all sampled rows, if some of them are likely to want drafts."""
+        if drafts_late:
             return self.wants_drafts or any(chunk.last and not chunk.request.undrafted for chunk in self.chunks)
         return self.wants_drafts or bool(self.chunks)
 
@@ -73,9 +73,9 @@ class StepPlan:
         return tuple(chunk for chunk in self.chunks if not chunk.replay)
 
     @property
-    def padded_shape(self) -> "PaddedShape":
-        """The shape without padding."""
-        return PaddedShape(len(self.decodes), self.chunk_tokens, len(self.chunks))
+    def shape(self) -> "BatchShape":
+        """Without padding."""
+        return BatchShape(len(self.decodes), self.chunk_tokens, len(self.chunks))
 
     @property
     def starts(self) -> tuple[ArRequest, ...]:
@@ -83,8 +83,8 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedShape:
-    """The layout of a batch with chunks: number of decode rows, of tokens in chunks, and of chunks, padding included."""
+class BatchShape:
+    """The layout of a batch, with or without padding: number of decode rows, of tokens in chunks, and of chunks."""
 
     decodes: int
     tokens: int

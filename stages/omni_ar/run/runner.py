@@ -105,10 +105,10 @@ class Runner:
         self._transfers = StepTransfers(InputTransfers(stage, ranks), hidden, sender) if ranks is not None else None
         self._followers: RankChannel | None = None
         self._drafter = drafter if pipeline is None or pipeline.last else None
-        drafting, late = None, pipeline is not None
+        drafting = None
         if self._drafter is not None:
-            drafting = Drafting(stage, self._drafter, drafter_backend or backend, late=late)
-        self._late_drafts = LateDrafts(stage, drafting) if late and drafting is not None else None
+            drafting = Drafting(stage, self._drafter, drafter_backend or backend)
+        self._late_drafts = LateDrafts(stage, drafting) if limits.drafts_late and drafting is not None else None
         self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None, drafting)
         self._captured_decodes = CapturedDecodes(stage, self._forward)
         self._captured_chunks = CapturedChunks(stage, self._forward)
@@ -234,8 +234,8 @@ class Runner:
         launch, upload = self._packer.pack(
             plan,
             newest_input=newest_input,
-            padded=self._captured_decodes.padded(plan.drafts, len(sampled)) if sampled else None,
-            captured=captured.padded_shape if captured is not None else None,
+            padded_rows=self._captured_decodes.padded_rows(plan.drafts, len(sampled)) if sampled else None,
+            captured=captured.shape if captured is not None else None,
         )
         tensors = step_tensors(plan) if plan.chunks else NO_TENSORS
         if self._followers is not None:
@@ -287,7 +287,7 @@ class Runner:
         return StepContext(
             step=step.step,
             count=step.count,
-            padded=step.padded,
+            padded_rows=step.padded_rows,
             rows_R=view(packed.rows),
             advance_R=view(packed.advance),
             hidden_RD=self._buffers.hidden[: step.count * (1 + step.drafts)],
@@ -320,11 +320,11 @@ class Runner:
     def _launch_chunks(
         self, step: StepLaunch, chunks: PackedChunks, tensors: StepTensors, scores: PromptScores | None
     ) -> None:
-        assert step.padded_shape is not None
+        assert step.shape is not None
         chunk_step = ChunkStep(
             chunks=chunks,
             steps=step.packed.steps,
-            padded_shape=step.padded_shape,
+            shape=step.shape,
             blocks=step.decode_blocks,
             view=self._uploader.view,
             tensors=tensors,

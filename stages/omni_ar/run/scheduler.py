@@ -55,8 +55,9 @@ class Scheduler:
         self._starved: ArRequest | None = None
         """The first request whose decode step in the present plan has too few blocks."""
 
-    def check(self, request: ArRequest, stage: str) -> None:
-        """Sets the request's token limit. Raises InputError if it can never run here. stage: the stage's name, for errors."""
+    def checked_max_tokens(self, request: ArRequest, stage: str) -> int:
+        """Returns the maximum number of tokens that the request generates. Raises InputError if it can never run here. stage: the
+        stage's name, for errors."""
         assert request.prompt is not None
         length, most = request.length, self._limits.max_model_len
         if length < 1:
@@ -68,12 +69,13 @@ class Scheduler:
             problem = f"are {request.prompt.penalized_ids.size}, and {stage} has room for {most}"
             raise InputError("prompt.penalized_ids", problem, "name fewer", f"raise {stage}.max_model_len")
         assert request.sampling.max_tokens is not None
-        request.max_tokens = min(request.sampling.max_tokens, most - length)
-        need, has = self._allocator.blocks_for(length + request.max_tokens), self._allocator.capacity
+        max_tokens = min(request.sampling.max_tokens, most - length)
+        need, has = self._allocator.blocks_for(length + max_tokens), self._allocator.capacity
         if need > has:
-            total = length + request.max_tokens
+            total = length + max_tokens
             problem = f"prompt and output of {total} tokens need {need} blocks, and {stage} has {has}"
             raise InputError(f"sampling.{stage}.max_tokens", problem, "ask for fewer", f"raise {stage}.num_blocks")
+        return max_tokens
 
     def add(self, request: ArRequest) -> None:
         """Queues a checked request whose inputs are ready."""

@@ -12,6 +12,7 @@ from omni_ar.kernels.step.dispatch import accept_tokens, post_update
 from omni_ar.kernels.step.drafts import accept_drafts, record_drafts
 from omni_ar.kernels.step.handoff import IDS
 from omni_ar.processors import NamedProcessor
+from omni_ar.run.captured_decodes import graph_name
 from omni_ar.run.phases import HAND_OVER, compute_logits, mark_nan, sample_positions, sample_rows, set_counter
 from omni_ar.run.state import NOT_FINITE, Resources
 from omni_ar.run.step import StepContext, TokenHandoff
@@ -36,7 +37,7 @@ class TokenSource(Protocol):
         """Captures the launches of `sample`, if any, for a batch of B rows, with this number of drafts each. At start, with null
         rows.
 
-        A step whose `StepContext.padded` is B has its rows and their advances in these tensors, padded with null rows.
+        A step whose `StepContext.padded_rows` is B has its rows and their advances in these tensors, padded with null rows.
         """
 
     def begin(self, newest_input: int) -> None:
@@ -110,12 +111,12 @@ class LocalTokens:
 
     def _captured(self, context: StepContext) -> Graph | None:
         """The captured graph of the step's batch; None for a step with logits processors or edits, which are rare."""
-        if context.padded is None:
+        if context.padded_rows is None:
             return None
         if context.edits is not None or context.flags.processors:
             self._graphs.log_uncaptured("sampling steps with logits processors or structured outputs")
             return None
-        return self._graphs.find(context.drafts, context.padded)[1]
+        return self._graphs.find(context.drafts, context.padded_rows)[1]
 
     def _launches(
         self, rows_R: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags, edits: StepEdits | None
@@ -173,8 +174,3 @@ class LocalTokens:
         self._stage.device.launch(self._stage.stream, set_counter, self._stage.rows.counter, self._handoffs.next_slot)
         if self._sender is not None:
             self._sender.count_again()
-
-
-def graph_name(phases: str, size: int, drafts: int) -> str:
-    """The name of a captured graph of `size` rows."""
-    return f"{phases}-{size}" + (f"-drafts-{drafts}" if drafts else "")

@@ -52,14 +52,14 @@ class PromptScores:
 class StepContext:
     """The result of `execute_model`, for `sample_tokens`. count: number of sampled rows; 0 if no chunk reaches the end of its
     prompt. drafts: positions of each row besides its newest token. proposes: whether the host uses its report on drafts: of a
-    step without chunks, at a stage with a drafter. draft_blocks: as in `StepLaunch`. padded: rows of the captured batch that may
-    replace this one, or None. logprobs: likeliest ids to score per
-    sampled token; None if no row needs log-probabilities. rows, scored_chunks, emits: used by the host of rank 0 when it reads the
-    results; emits: whether the step stores hidden states for consumers."""
+    step without chunks, at a stage with a drafter. draft_blocks: as in `StepLaunch`. padded_rows: rows of the captured batch
+    that may replace this one, or None. logprobs: likeliest ids to score per sampled token; None if no row needs log-probabilities.
+    rows, scored_chunks, emits: used by the host of rank 0 when it reads the results; emits: whether the step stores hidden states
+    for consumers."""
 
     step: int
     count: int
-    padded: int | None
+    padded_rows: int | None
     rows_R: Tensor
     advance_R: Tensor
     hidden_RD: Tensor

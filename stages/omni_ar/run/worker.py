@@ -207,7 +207,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         if request.prompt is not None:
             raise InputError("prompt", "was given twice", "feed a request one prompt")
         request.prompt = meta
-        self._scheduler.check(request, self.name)
+        request.max_tokens = self._scheduler.checked_max_tokens(request, self.name)
         self._queue(request)
 
     def end(self, request: ArRequest, source: str) -> None:

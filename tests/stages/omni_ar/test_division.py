@@ -26,13 +26,12 @@ from omni_ar import kind
 from omni_ar.division import balanced_layers
 from omni_ar.kernels.norm import Delta
 from omni_ar.kind import build_part
-from omni_ar.layers.decoder import DecoderLayer
+from omni_ar.layers.decoder import DecoderLayer, decoder_of
 from omni_ar.layers.parallel import PipelinePart
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.run import profile
-from omni_ar.run.pipeline import decoder_of
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_text import write_text_model
 

@@ -15,7 +15,7 @@ from omni_ar.kernels.step.drafts import prepare_drafts
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from omni_ar.run.phases import NO_FEATURES, draft_tokens
-from omni_ar.run.plan import PaddedShape
+from omni_ar.run.plan import BatchShape
 from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, driver_of
 from tests.support.ar_driver import ArDriver
 from tests.support.trained_heads import trained
@@ -75,12 +75,13 @@ def test_entries_are_of_the_text_or_padding(traffic: str):
 def test_a_drafter_s_batch_has_nothing_of_the_stage_s_forward():
     """It would write its hidden states where consumers read those of the stage."""
     runner = driver_of("ngram", made=Watched(), draft_tokens=3).runner
-    forward, shape, pages = runner._forward, PaddedShape(0, 4, 1), runner.pages
+    forward, shape, pages = runner._forward, BatchShape(0, 4, 1), runner.pages
     other: Any = object()
     batch = forward._batch(forward._metadata(shape, 1), pages, None)
     batch = replace(batch, embeddings=(other,), payload=other, layers=other, boundary=other, backend=other)
     assert forward._drafting is not None
-    (launch,) = forward._drafting.prefills(batch, torch.zeros(1, 4, dtype=torch.int64), shape, pages.drafts)
+    rows_P4 = torch.zeros(1, 4, dtype=torch.int64)
+    (launch,) = forward._drafting.prefill_launches(batch, rows_P4, shape, pages.drafts)
     chunks = launch.buffers[1]
     assert isinstance(chunks, DraftChunks)
     given = chunks.batch

@@ -25,17 +25,17 @@ DRAFTED = msgspec.structs.replace(OPTIONS, drafter="deep", drafter_args={"noise"
 
 def test_decode_steps_replay_captured_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     made, contexts = list[int](), list[StepContext]()
-    late, launch = Drafting.late, LateDrafts.launch
+    make, launch = Drafting.draft_launches, LateDrafts.launch
 
     def counted(self: Drafting, rows_R: Any, *given: Any) -> Any:
         made.append(rows_R.shape[0])
-        return late(self, rows_R, *given)
+        return make(self, rows_R, *given)
 
     def listed(self: LateDrafts, context: StepContext, cache: Any) -> bool:
         contexts.append(context)
         return launch(self, context, cache)
 
-    monkeypatch.setattr(Drafting, "late", counted)
+    monkeypatch.setattr(Drafting, "draft_launches", counted)
     monkeypatch.setattr(LateDrafts, "launch", listed)
     counts: list[dict[str, int]] = []
     for is_captured in (False, True):
@@ -46,7 +46,7 @@ def test_decode_steps_replay_captured_drafts(monkeypatch: pytest.MonkeyPatch) ->
         cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
         cut.run()
         counts.append({name: n for name, n in cut.driver.worker.counters().items() if "draft" in name})
-    captured = [context for context in contexts if context.padded is not None]
+    captured = [context for context in contexts if context.padded_rows is not None]
     assert len(captured) > 5
     assert len(made) - 2 == len(contexts) - len(captured)
     assert counts[0] == counts[1]

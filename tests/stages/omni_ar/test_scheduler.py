@@ -81,7 +81,7 @@ class Stage:
 
     def add(self, *requests: ArRequest) -> None:
         for made in requests:
-            self.scheduler.check(made, "text")
+            made.max_tokens = self.scheduler.checked_max_tokens(made, "text")
             self.scheduler.add(made)
             self.live.append(made)
 
@@ -405,7 +405,7 @@ def test_newcomers_leave_the_blocks_that_an_isolated_request_waits_for():
 def test_a_request_that_can_never_run_is_refused_with_the_numbers(length: int, max_tokens: int, message: str):
     stage = Stage(rows=1, blocks=7, budget=100)
     with pytest.raises(InputError) as caught:
-        stage.scheduler.check(request("r", length, max_tokens), "text")
+        stage.scheduler.checked_max_tokens(request("r", length, max_tokens), "text")
     assert message in str(caught.value)
 
 

@@ -152,7 +152,7 @@ make_transfers, draft_blocks, make_allocator = HiddenTransfers.__init__, StepPac
 
 def no_late_blocks(self: Allocator, *given: Any, **more: Any) -> None:
     make_allocator(self, *given, **more)
-    self._late_drafts = 0
+    self._late_draft_tokens = 0
 
 
 FAULTS: dict[str, tuple[object, str, Any]] = {

@@ -161,11 +161,11 @@ def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: b
     new_blocks = [NewBlock(one, place) for one in decodes for place in (0, 1)][: rows + len(decodes)]
     plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(new_blocks))
     upload = upload_of(limits.upload_size)
-    pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded=rows)
+    pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded_rows=rows)
     assert upload.size <= limits.upload_size
     assert_fills(
         upload.size,
-        lambda upload: pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded=rows),
+        lambda upload: pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded_rows=rows),
     )
 
 
@@ -189,5 +189,5 @@ def test_the_largest_step_of_a_stage_with_a_drafter_fits(drafts: int, block_size
     new_blocks = [NewBlock(one, place) for one in decodes for place in range(1 + -(-(1 + drafts) // block_size))]
     plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(new_blocks))
     upload = upload_of(limits.upload_size)
-    pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded=rows, drafter=drafter)
+    pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded_rows=rows, drafter=drafter)
     assert 0.99 * limits.upload_size < upload.size <= limits.upload_size, "and hardly more room is taken"
