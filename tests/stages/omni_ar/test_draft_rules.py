@@ -27,7 +27,7 @@ from tests.stages.omni_ar.test_accept import DRAFTS, ROWS, Row, new_state
 from tests.stages.omni_ar.test_not_finite import ANSWERS, AT, NAN, PROMPT, Spoilt
 from tests.stages.omni_ar.test_pipeline import OPTIONS, Pipelined, processors
 from tests.support.ar_driver import ArDriver
-from tests.support.small_text import NothingTwice
+from tests.support.small_text import NothingTwice, SmallText, TwoInARow
 
 FEW = ArOptions(max_num_seqs=2, block_size=4, drafter="ngram", draft_tokens=3, adaptive_drafts=False, max_in_flight=1)
 
@@ -267,6 +267,40 @@ def test_a_step_in_which_a_request_fails_counts_no_drafts():
     driver.run()
     assert "NaN" in str(driver.error("bad"))
     assert driver.counter("drafted_tokens") == 3 * driver.counter("drafted_steps") == 3 * (ANSWERS["bad"].index(AT) - 1)
+
+
+class Known(FabricatedDrafter):
+    """The answer of a request whose model fails."""
+
+    def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+        return ANSWERS["bad"][len(outputs) :]
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 5])
+def test_a_request_that_fails_in_a_run_has_the_tokens_before(drafts: int):
+    options = msgspec.structs.replace(FEW, check_logits=True, draft_tokens=drafts)
+    model = Spoilt(AT, NAN)
+    driver = ArDriver(model, options=options, drafter=Known({}, draft_setup(model, drafts)))
+    driver.ask("bad", PROMPT, max_tokens=30)
+    driver.run()
+    assert "NaN" in str(driver.error("bad"))
+    assert driver.tokens("bad") == ANSWERS["bad"][: ANSWERS["bad"].index(AT)]
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_request_without_a_possible_id_in_a_run_has_the_tokens_before(stop: bool):
+    """Unless they end it."""
+    text = ANSWERS["bad"]
+    given = {"allowed_token_ids": text[:4], "bad_words_ids": [(*text[:4], each) for each in text[:4]]}
+    rules = HostRules(stops=TwoInARow(frozenset(text[1:3]))) if stop else HostRules()
+    driver = ArDriver(SmallText(), options=FEW, drafter=Known({}, draft_setup(SmallText(), 3)))
+    driver.ask("bad", PROMPT, given, max_tokens=30, rules=rules)
+    driver.run()
+    if stop:
+        assert driver.done("bad").reason == "stop"
+    else:
+        assert "leaves no token that may come next" in str(driver.error("bad"))
+        assert driver.tokens("bad") == text[:4]
 
 
 # Where the sequence of layers is cut.
