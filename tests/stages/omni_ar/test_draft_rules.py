@@ -21,6 +21,7 @@ from omni_ar.run import phases
 from omni_ar.run.phases import keep_chunk_features, sample_positions
 from omni_ar.run.pipeline import TokenMessage, accept_received, void_tokens
 from omni_ar.run.plan import StepPlan
+from omni_ar.run.request import RequestStatus
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, draft_setup, driver_of
 from tests.stages.omni_ar.test_accept import DRAFTS, ROWS, Row, new_state
@@ -267,6 +268,25 @@ def test_a_step_in_which_a_request_fails_counts_no_drafts():
     driver.run()
     assert "NaN" in str(driver.error("bad"))
     assert driver.counter("drafted_tokens") == 3 * driver.counter("drafted_steps") == 3 * (ANSWERS["bad"].index(AT) - 1)
+
+
+def test_a_preempted_request_drafts_as_one_that_begins():
+    """The device sets its rate again, and a drafter runs all of its text again."""
+    driver = driver_of("ngram", made=Wrong(), draft_tokens=3, max_in_flight=1)
+    driver.ask("one", PROMPTS[0], max_tokens=60, suppress_token_ids=(0,))
+    for _ in range(40):
+        driver.tick()
+    request = driver.worker.requests["one"]
+    assert request.draft_gain == 0
+    request.drafter_tokens = 3
+    driver.worker._scheduler.move(request, RequestStatus.ISOLATING)
+    driver.tick()
+    assert request.num_computed_tokens > len(PROMPTS[0])
+    again = driver.worker.requests["one"]
+    assert again.draft_gain == driver.runner.draft_policy.start_gain > 0
+    assert again.drafter_tokens is None
+    driver.run()
+    assert driver.done("one").reason == "length"
 
 
 class Known(FabricatedDrafter):
