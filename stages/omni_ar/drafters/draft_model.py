@@ -59,7 +59,7 @@ def model_drafter(model: ArModel, checkpoint: Checkpoint, setup: DraftSetup) -> 
 
 def _check_vocabulary(field: str, checkpoint: Checkpoint, vocab_size: int, setup: DraftSetup) -> None:
     """Without tables of ids, their numbers are compared."""
-    if not check_tables(field, checkpoint, setup) and vocab_size != setup.vocab_size:
+    if not check_tables(field, checkpoint, vocab_size, setup) and vocab_size != setup.vocab_size:
         stage = setup.context.stage.name
         problem = f"{checkpoint.path} has {vocab_size:,} token ids, and stage {stage!r} has {setup.vocab_size:,}"
         raise ConfigError(field, problem, "use a model with the stage's vocabulary")

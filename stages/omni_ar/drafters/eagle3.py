@@ -188,7 +188,7 @@ def load_head(args: Eagle3Args, setup: DraftSetup) -> Eagle3Head:
 def _check_vocabulary(checkpoint: Checkpoint, config: HeadConfig, setup: DraftSetup, field: str) -> None:
     """Raises ConfigError for other ids than the stage's. Heads are mostly published without a tokenizer: then a smaller vocabulary
     fits if it has all ids of the stage's tokenizer, since the stage has further ones as padding only."""
-    if check_tables(field, checkpoint, setup) or config.vocab_size == setup.vocab_size:
+    if check_tables(field, checkpoint, config.vocab_size, setup) or config.vocab_size == setup.vocab_size:
         return
     table = table_of(setup.context.checkpoint)
     problem = f"has a vocabulary of {config.vocab_size:,} ids, and the stage one of {setup.vocab_size:,}"

@@ -18,7 +18,7 @@ _REMEMBERED = 4096
 
 
 class FabricatedArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """rate: probability that a draft is right. seed: of the choice of wrong ones."""
+    """rate: probability that a draft is right. seed: of the choice of wrong ones, at least 0."""
 
     rate: float = 1.0
     seed: int = 0
@@ -26,6 +26,8 @@ class FabricatedArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
             raise ValueError("rate must be from 0 to 1")
+        if self.seed < 0:
+            raise ValueError("seed must be at least 0")
 
 
 class FabricatedDrafter(Drafter):

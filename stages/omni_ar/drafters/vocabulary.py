@@ -14,8 +14,9 @@ WHOLE, TABLE = "tokenizer.json", "vocab.json"
 """The files that may have a table of ids; the second counts only without the first."""
 
 
-def check_tables(field: str, checkpoint: Checkpoint, setup: DraftSetup) -> bool:
-    """Whether the tokenizers of a drafter's checkpoint and of its stage have tables of ids; raises ConfigError if these differ."""
+def check_tables(field: str, checkpoint: Checkpoint, vocab_size: int, setup: DraftSetup) -> bool:
+    """Whether the tokenizers of a drafter's checkpoint and of its stage have tables of ids; raises ConfigError if these differ, or
+    have ids that the drafter lacks. vocab_size: of the drafter."""
     own, theirs = table_of(setup.context.checkpoint), table_of(checkpoint)
     if own is None or theirs is None:
         return False
@@ -25,6 +26,11 @@ def check_tables(field: str, checkpoint: Checkpoint, setup: DraftSetup) -> bool:
         stage = setup.context.stage.name
         problem = f"the tokenizer of {checkpoint.path} differs from that of stage {stage!r}: {token!r} has {ids}"
         raise ConfigError(field, problem, "use a model with the stage's vocabulary")
+    if own and max(own.values()) >= vocab_size:
+        problem = (
+            f"{checkpoint.path} has {vocab_size:,} token ids, and its tokenizer has those up to {max(own.values()):,}"
+        )
+        raise ConfigError(field, problem, "use a model with all ids of its tokenizer")
     return True
 
 

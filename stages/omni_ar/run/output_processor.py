@@ -230,10 +230,16 @@ class OutputProcessor:
             self._outbox.append(self._hidden(scheduled, payload.hidden))
             self._callbacks.finish_request(request, request.finish_reason, scheduled.table)
             return 0, None
-        if NOT_FINITE in ids or (IMPOSSIBLE in ids and not _excludes_ids(request)):
+        newest = ids[-1] if ids else None
+        if newest in (NOT_FINITE, IMPOSSIBLE) and len(ids) > 1:
+            # Such an id is no draft, so it is the last. The accepted ones before it are the request's, as one by one.
+            before, reason = self._process(scheduled, RowStatus.RUNNING, ids[:-1], payload)
+            if reason is not None:
+                return before, reason
+        if newest == NOT_FINITE or (newest == IMPOSSIBLE and not _excludes_ids(request)):
             self._fail_without_numbers(request, "sampling")
             return 0, None
-        if IMPOSSIBLE in ids:
+        if newest == IMPOSSIBLE:
             problem = "leaves no token that may come next"
             makers = ["the model", *(f"processor {name!r}" for name in sorted(request.sampling.processors or ()))]
             remedy = (

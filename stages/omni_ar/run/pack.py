@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import PackedSpan, Upload
+from omni.errors import ReturnedError, type_of
+from omni.stage import method_name
 from omni_ar.drafters import Drafter
 from omni_ar.inputs import Placeholder, Prompt
 from omni_ar.kernels.step.draft_state import DraftFields
@@ -277,8 +279,16 @@ def _pack_drafts(
 def _text(request: ArRequest, drafter: Drafter) -> NDArray[np.int64]:
     """Prompt and output of a request, then the text that may follow."""
     assert request.prompt is not None
-    predicted = drafter.predicted_tokens(request.for_drafter, request.outputs) if not request.undrafted else ()
-    return np.concatenate([request.prompt.columns[0], np.array([*request.outputs, *predicted], np.int64)])
+    predicted: object = drafter.predicted_tokens(request.for_drafter, request.outputs) if not request.undrafted else ()
+    try:
+        ids = np.array([*request.outputs, *predicted], np.int64)  # type: ignore[misc]
+    except (TypeError, ValueError, OverflowError) as error:
+        code = drafter.predicted_tokens
+        name = method_name(code, "predicted_tokens")
+        raise ReturnedError(
+            f"{name} gave {type_of(predicted)}, no token ids ({error}): return a list of int", code
+        ) from error
+    return np.concatenate([request.prompt.columns[0], ids])
 
 
 def most_drafts(request: ArRequest, limits: Limits) -> int:

@@ -274,7 +274,11 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._scheduler.move(request, RequestStatus.WAITING_FOR_LOGPROBS)
         else:
             if self._drafter is not None and request.prompt is not None:
-                self._drafter.finished(request.for_drafter, request.outputs)
+                try:
+                    self._drafter.finished(request.for_drafter, request.outputs)
+                except BaseException as error:
+                    self.fail_request(request, "giving its outputs to the drafter", exception_of(error))
+                    return
             withheld = tuple(one.token for one in request.withheld)
             self.finish(request.id, reason, request_counts(request), withheld)
 

@@ -246,6 +246,7 @@ REFUSED_MODELS: list[tuple[Callable[[Path], object], str]] = [
         ),
         "has a quantization_config, and quantized weights are not supported",
     ),
+    (lambda other: cut_vocabulary(other, 100), "has 100 token ids, and its tokenizer has those up to "),
     (without_vocabulary, "has 600 token ids, and stage 'text' has 640"),
     (renamed_token, "differs from that of stage 'text': '!' has no id and id 0"),
     (whole_tokenizer, "differs from that of stage 'text': '!' has no id and id 0"),

@@ -21,13 +21,14 @@ from omni_ar.run import phases
 from omni_ar.run.phases import keep_chunk_features, sample_positions
 from omni_ar.run.pipeline import TokenMessage, accept_received, void_tokens
 from omni_ar.run.plan import StepPlan
+from omni_ar.run.request import RequestStatus
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.small_drafts import MODEL, PROMPTS, answers, draft_setup, driver_of
 from tests.stages.omni_ar.test_accept import DRAFTS, ROWS, Row, new_state
 from tests.stages.omni_ar.test_not_finite import ANSWERS, AT, NAN, PROMPT, Spoilt
 from tests.stages.omni_ar.test_pipeline import OPTIONS, Pipelined, processors
 from tests.support.ar_driver import ArDriver
-from tests.support.small_text import NothingTwice
+from tests.support.small_text import NothingTwice, SmallText, TwoInARow
 
 FEW = ArOptions(max_num_seqs=2, block_size=4, drafter="ngram", draft_tokens=3, adaptive_drafts=False, max_in_flight=1)
 
@@ -267,6 +268,59 @@ def test_a_step_in_which_a_request_fails_counts_no_drafts():
     driver.run()
     assert "NaN" in str(driver.error("bad"))
     assert driver.counter("drafted_tokens") == 3 * driver.counter("drafted_steps") == 3 * (ANSWERS["bad"].index(AT) - 1)
+
+
+def test_a_preempted_request_drafts_as_one_that_begins():
+    """The device sets its rate again, and a drafter runs all of its text again."""
+    driver = driver_of("ngram", made=Wrong(), draft_tokens=3, max_in_flight=1)
+    driver.ask("one", PROMPTS[0], max_tokens=60, suppress_token_ids=(0,))
+    for _ in range(40):
+        driver.tick()
+    request = driver.worker.requests["one"]
+    assert request.draft_gain == 0
+    request.drafter_tokens = 3
+    driver.worker._scheduler.move(request, RequestStatus.ISOLATING)
+    driver.tick()
+    assert request.num_computed_tokens > len(PROMPTS[0])
+    again = driver.worker.requests["one"]
+    assert again.draft_gain == driver.runner.draft_policy.start_gain > 0
+    assert again.drafter_tokens is None
+    driver.run()
+    assert driver.done("one").reason == "length"
+
+
+class Known(FabricatedDrafter):
+    """The answer of a request whose model fails."""
+
+    def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
+        return ANSWERS["bad"][len(outputs) :]
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 5])
+def test_a_request_that_fails_in_a_run_has_the_tokens_before(drafts: int):
+    options = msgspec.structs.replace(FEW, check_logits=True, draft_tokens=drafts)
+    model = Spoilt(AT, NAN)
+    driver = ArDriver(model, options=options, drafter=Known({}, draft_setup(model, drafts)))
+    driver.ask("bad", PROMPT, max_tokens=30)
+    driver.run()
+    assert "NaN" in str(driver.error("bad"))
+    assert driver.tokens("bad") == ANSWERS["bad"][: ANSWERS["bad"].index(AT)]
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_request_without_a_possible_id_in_a_run_has_the_tokens_before(stop: bool):
+    """Unless they end it."""
+    text = ANSWERS["bad"]
+    given = {"allowed_token_ids": text[:4], "bad_words_ids": [(*text[:4], each) for each in text[:4]]}
+    rules = HostRules(stops=TwoInARow(frozenset(text[1:3]))) if stop else HostRules()
+    driver = ArDriver(SmallText(), options=FEW, drafter=Known({}, draft_setup(SmallText(), 3)))
+    driver.ask("bad", PROMPT, given, max_tokens=30, rules=rules)
+    driver.run()
+    if stop:
+        assert driver.done("bad").reason == "stop"
+    else:
+        assert "leaves no token that may come next" in str(driver.error("bad"))
+        assert driver.tokens("bad") == text[:4]
 
 
 # Where the sequence of layers is cut.

@@ -15,7 +15,16 @@ from omni.device.meta import MetaDevice
 from omni.errors import ConfigError, OmniError, PluginError
 from omni.plugin import DrafterEntry
 from omni.testing.faults import FaultyDevice
-from omni_ar.drafters import CacheShape, Drafter, DraftModel, DraftRows, DraftSetup, FeatureShape, ModelDrafter
+from omni_ar.drafters import (
+    CacheShape,
+    Drafter,
+    DraftModel,
+    DraftRequest,
+    DraftRows,
+    DraftSetup,
+    FeatureShape,
+    ModelDrafter,
+)
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.drafters.load import load_drafter
 from omni_ar.kernels.step.handoff import REPORTED
@@ -99,6 +108,7 @@ REFUSED: list[tuple[Callable[[], ArModel], dict[str, Any], str]] = [
     ),
     (SmallText, {"drafter": "ngram", "drafter_args": {"fewest": 5}}, "text.drafter_args: fewest and most must be in "),
     (SmallText, {"drafter": "fabricated", "drafter_args": {"rate": 2}}, "text.drafter_args: rate must be from 0 to 1"),
+    (SmallText, {"drafter": "fabricated", "drafter_args": {"seed": -1}}, "text.drafter_args: seed must be at least 0"),
     (SmallText, {"drafter": "broken"}, "drafters.broken: importing nowhere failed"),
     (SmallText, {"drafter": "other"}, f"{__name__}:not_a_drafter: gives a dict, no Drafter"),
     (SmallText, {"drafter": "raises"}, f"{__name__}:raises: "),
@@ -254,6 +264,31 @@ def test_a_drafter_that_raises_fails_the_requests_that_decode():
     driver.run()
     assert driver.done("one").reason == "length"
     assert "no draft today" in str(driver.error("two"))
+
+
+class Foresees(Drafter):
+    """Gives a request of two tokens a wrong future, and refuses its outputs."""
+
+    def draft(self, rows: DraftRows) -> None:
+        rows.proposed_N.index_fill_(0, rows.rows_R, 0)
+
+    def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Any:
+        return "soon" if request.ids_T.size == 2 else ()
+
+    def finished(self, request: DraftRequest, outputs: Sequence[int]) -> None:
+        if request.ids_T.size == 3:
+            raise SystemExit("no memory of it")
+
+
+def test_what_a_drafter_does_on_the_host_fails_one_request():
+    driver = driver_of("ngram", made=Foresees())
+    prompts = {"first": [5, 6], "second": [5, 6, 7], "third": [5, 6, 7, 8]}
+    for name, prompt in prompts.items():
+        driver.ask(name, prompt, max_tokens=4)
+        driver.run()
+    assert "Foresees.predicted_tokens gave a str, no token ids" in str(driver.error("first"))
+    assert re.search("giving its outputs to the drafter.*no memory of it", str(driver.error("second")))
+    assert driver.done("third").reason == "length"
 
 
 class Guesses(Drafter):
