@@ -21,7 +21,6 @@ from omni_ar.kernels.sampling.state import (
     MAX_STOP_IDS,
     NEVER,
     NO_TOKEN,
-    SOMETHING,
     Need,
     SamplingFlags,
     SamplingState,
@@ -263,8 +262,7 @@ def _forbidden(sampling: SamplingParams, vocab: int) -> Ids:
 
 
 def _bad_word(word: tuple[int, ...]) -> Ids:
-    # transformers matches a word only once there are as many tokens as the word has, not counting the next one.
-    before = [SOMETHING, *word[:-1]]
+    before = word[:-1]
     return np.array([*[ANYTHING] * (MAX_BAD_WORD_LENGTH - len(before)), *before, word[-1]], np.int64)
 
 

@@ -6,7 +6,7 @@ Functions return new tensors. Shape legend: R rows, V vocabulary, B biased ids, 
 import torch
 from torch import Tensor
 
-from omni_ar.kernels.sampling.state import ANYTHING, MAX_LOGIT, SOMETHING, Need, SamplingState
+from omni_ar.kernels.sampling.state import ANYTHING, MAX_LOGIT, Need, SamplingState
 
 MASKED = float("-inf")
 """The logit of an impossible id."""
@@ -61,8 +61,7 @@ def apply_suppression(logits_RV: Tensor, suppressed: Tensor) -> Tensor:
 def apply_bad_words(logits_RV: Tensor, words_RWL: Tensor, recent_RH: Tensor) -> Tensor:
     """Masks the last token of each word whose other tokens match the newest ones. Both as in `SamplingState`, L = H + 1."""
     before_RWH, last_RW = words_RWL[..., :-1], words_RWL[..., -1]
-    recent_R1H = recent_RH[:, None]
-    matches = (before_RWH == recent_R1H) | (before_RWH == ANYTHING) | ((before_RWH == SOMETHING) & (recent_R1H >= 0))
+    matches = (before_RWH == recent_RH[:, None]) | (before_RWH == ANYTHING)
     return _mask(logits_RV, last_RW, matches.all(-1))
 
 

@@ -20,7 +20,6 @@ ENDLESS = tl.constexpr(Need.ENDLESS)
 CODES = tl.constexpr(Need.CODES)
 
 ANYTHING = tl.constexpr(state.ANYTHING)
-SOMETHING = tl.constexpr(state.SOMETHING)
 MAX_LOGIT = tl.constexpr(state.MAX_LOGIT)
 BIASED_IDS = tl.constexpr(state.MAX_BIASED_IDS)
 WORDS = tl.constexpr(state.MAX_BAD_WORDS)

@@ -14,7 +14,6 @@ from omni_ar.kernels.sampling.constants import (
     PENALTY,
     REPETITION,
     SOME_IDS,
-    SOMETHING,
     STOP_IDS,
     WORD_LENGTH,
     WORDS,
@@ -106,7 +105,7 @@ def _mask_words(work_ptr, start, row, parameters, drafts_ptr, before, BLOCK: tl.
         word = (row * WORDS + first + tl.arange(0, _WORDS_AT_ONCE)) * (WORD_LENGTH + 1)
         others = tl.load(parameters.bad_words + word[:, None] + letter)
         last = tl.load(parameters.bad_words + word + WORD_LENGTH)
-        fits = (others == recent) | (others == ANYTHING) | ((others == SOMETHING) & (recent >= 0))
+        fits = (others == recent) | (others == ANYTHING)
         matches = tl.min(fits.to(tl.int32), axis=1) != 0
         tl.store(work_ptr + last, float("-inf"), mask=matches & (last >= start) & (last < start + BLOCK))
 

@@ -28,9 +28,8 @@ MAX_LOGIT = 1e30
 NO_TOKEN = -1
 """Padding of `recent` before the first token."""
 
-ANYTHING, SOMETHING, NEVER = -2, -3, -4
-"""Special values in `bad_words`. ANYTHING matches any token and the absence of one; SOMETHING matches any token; NEVER
-never matches."""
+ANYTHING, NEVER = -2, -3
+"""Special values in `bad_words`. ANYTHING matches any token and the absence of one; NEVER never matches."""
 
 
 class Need:

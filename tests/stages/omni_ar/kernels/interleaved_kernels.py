@@ -84,15 +84,15 @@ class InterleavedRanks:
             self._turn(pointers, mask)
             return load(pointers, mask, *rest)
 
-        def masked_store(pointers: Any, value: Any, mask: Any, policy: Any) -> Any:
+        def masked_store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
             at = self._turn(pointers, mask)
             task = self._current
             if task is None or at in (None, task.rank):
-                return store(pointers, value, mask, policy)
+                return store(pointers, value, mask, *rest)
             early = np.array([self._chance.random() < 0.5 for _ in range(mask.data.size)]).reshape(mask.data.shape)
             for chosen in (early, ~early):
                 part = interpreter.TensorHandle(mask.data & chosen, mask.dtype)
-                arrival = _Task(partial(store, pointers, value, part, policy), task.rank)
+                arrival = _Task(partial(store, pointers, value, part, *rest), task.rank)
                 task.stored.append(arrival)
                 self._tasks.append(arrival)
             return None

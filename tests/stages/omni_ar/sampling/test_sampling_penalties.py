@@ -29,7 +29,8 @@ def possible(bench, position=0):
 @given(st.lists(st.lists(IDS, min_size=1, max_size=5).map(tuple), min_size=1, max_size=8), st.lists(IDS, max_size=8))
 def test_bad_words_are_those_of_transformers(words, text):
     """Few ids, so that most words nearly match; texts shorter than the words; the same text as prompt and as outputs."""
-    zeros, ids = torch.zeros(1, VOCAB), torch.tensor([text], dtype=torch.int64)
+    # transformers 5.17 ignores words longer than the text, 5.24 does not. An id that no word has makes it long enough.
+    zeros, ids = torch.zeros(1, VOCAB), torch.tensor([[VOCAB] * 5 + text], dtype=torch.int64)
     scores = NoBadWordsLogitsProcessor([list(word) for word in words])(ids, zeros)[0]
     expected = set(scores.isfinite().nonzero().flatten().tolist())
     if len({word[0] for word in words if len(word) == 1}) == VOCAB:
@@ -41,9 +42,10 @@ def test_bad_words_are_those_of_transformers(words, text):
 def test_the_longest_and_the_most_bad_words():
     words = tuple((*[0] * 15, i) for i in range(1, 6)) + tuple((5, i // 5, i % 5) for i in range(25))
     words += tuple((1, 2, 3, i % 6) for i in range(256 - len(words)))
-    assert possible(bench_with([0] * 16, bad_words_ids=words)) == {0}
-    assert possible(bench_with([0] * 15, bad_words_ids=words)) == set(range(6))
-    assert possible(bench_with([5, 4], bad_words_ids=words)) == set(range(6))
+    assert possible(bench_with([0] * 15, bad_words_ids=words)) == {0}
+    assert possible(bench_with([0] * 14, bad_words_ids=words)) == set(range(6))
+    assert possible(bench_with([4], bad_words_ids=words)) == set(range(6))
+    assert possible(bench_with([5, 4], bad_words_ids=words)) == {5}
     assert possible(bench_with([5, 5, 4], bad_words_ids=words)) == {5}
     assert possible(bench_with([1, 1, 2, 3], bad_words_ids=words)) == set()
 
