@@ -38,7 +38,7 @@ def read_config(raw: Mapping[str, Any]) -> HeadConfig:
     hf = parse_config(LlamaConfig, fields, "EAGLE-3 head")
     known = Section(hf.to_dict())
     known.require_supported({"num_hidden_layers": 1, "mlp_bias": False})
-    for part in (known, known.part("rope_parameters")):
+    for part in (given, known.part("rope_parameters")):
         if part.get("partial_rotary_factor") is not None:
             part.require_supported({"partial_rotary_factor": 1.0})
     decoder = msgspec.structs.replace(decoder_config(hf), qk_norm=False, mrope_section=None)
