@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from omni import CheckpointError, ConfigError, Omni, SamplingParams
+from omni import CheckpointError, ConfigError, InputError, Omni, SamplingParams
 from omni.utils.quiet import quiet
 from tests.support.csm_reference import tiny_csm
 from tests.support.reference import tiny_checkpoint
@@ -168,7 +168,13 @@ def verdict(folder: Path, family: str) -> str:
     with omni:
         for what, chat, modality in _requests(family, omni):
             sampling = {name: SamplingParams(max_tokens=count) for name, count in _LENGTHS[family][modality].items()}
-            outputs = list(omni.generate(chat, sampling=sampling, modalities=_modalities(family, modality)))
+            try:
+                outputs = list(omni.generate(chat, sampling=sampling, modalities=_modalities(family, modality)))
+            except InputError as error:
+                if error.field != "prompt":
+                    raise
+                # A setting such as a hop of one sample is possible, and makes each sound too long.
+                return f"refused: {error}"
             assert outputs, what
             assert outputs[-1].error is None, f"{what}: {outputs[-1].error}"
             text_of(outputs)

@@ -3,6 +3,7 @@ output is remembered; from then on, an equal request (prompt, sampling parameter
 that output, each correct with the chosen probability. Forward, sampling and verification are those of any other drafter, so the
 second run's tokens are those of the first for any drafts."""
 
+import zlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
@@ -49,8 +50,9 @@ class FabricatedDrafter(Drafter):
         known = self._known.get(_key(request))
         if known is None or known[: len(outputs)].tolist() != list(outputs):
             return ()
-        # A draft is right or wrong by its position in the output, in any step.
-        random = np.random.default_rng((self._args.seed, request.ids_T.size))
+        # A draft is right or wrong by its position in the output, in any step, and independently of other requests.
+        prompt = zlib.crc32(request.ids_T.tobytes())
+        random = np.random.default_rng((self._args.seed, prompt, request.sample_index))
         is_wrong = random.random(known.size) >= self._args.rate
         drafts: list[int] = np.where(is_wrong, (known + 1) % self._setup.vocab_size, known)[len(outputs) :].tolist()
         return drafts

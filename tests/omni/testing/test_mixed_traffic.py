@@ -63,7 +63,7 @@ def run_seeds(where: World, seeds: range) -> Counter[str]:
         totals["late"] += device.latest > 5
     if wrong:
         raise ExceptionGroup(f"{len(wrong)} of {len(seeds)} seeds of {where.name}", wrong)
-    assert totals["late"] > 0.9 * len(seeds), "the device was hardly behind"
+    assert totals["late"] > 0.8 * len(seeds), "the device was hardly behind"
     return totals
 
 
