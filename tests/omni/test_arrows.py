@@ -47,7 +47,7 @@ LAZY = {
     "omni/cli": "a command starts with the modules that it needs, and signals are handled before slow imports",
 }
 """Where imports in functions and under `TYPE_CHECKING` are allowed, and why. Elsewhere they would hide a circle."""
-KERNEL = re.compile(r"omni_\w+\.kernels\.\w+\.\w*kernel|omni\.parallel\.kernel")
+KERNEL = re.compile(r"omni_\w+\.kernels\.\w+\.\w*kernel|omni\.parallel\.sum_kernel")
 """Kernels are imported where they run: they import triton, which torch for CPUs lacks."""
 LEAVES = {
     "omni_ar/kernels": {"omni_ar.kernels"},
