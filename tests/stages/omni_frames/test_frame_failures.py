@@ -48,6 +48,7 @@ def test_only_the_batch_of_a_vocoder_that_fails_is_the_worse(phase: str, number:
 
 
 @pytest.mark.thorough
+@pytest.mark.plants_faults
 @each_way
 @pytest.mark.parametrize(
     ("phase", "number"),

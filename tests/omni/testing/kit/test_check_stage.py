@@ -228,7 +228,7 @@ def test_tokens_of_the_autoregressive_kind_are_compared_with_the_authors():
                 "usage is zero, and 'early' is not over; count each record",
             ),
             (adder_faults.ReportsRowsOnly, "not_before_ready", "usage is zero, and 'early' is not over"),
-            (adder_faults.CannotReport, "not_before_ready", "usage does not raise .*whatever state it is in"),
+            (adder_faults.CannotReport, "not_before_ready", "usage does not raise .*in any state"),
             (adder_faults.ReportsNames, "declares", "usage returns numbers by name, not "),
             (adder_faults.KeepsRowsWhenClosed, "closed", "close frees all: .*'rows': 1.*override `close`"),
             (adder_faults.KeepsOutputsWhenClosed, "closed", "close frees all: .*'outputs': 1.*outputs that are lent"),
