@@ -53,7 +53,7 @@ def test_rare_phases_are_launched() -> None:
 @after_or_instead
 @pytest.mark.parametrize("stage", few(1, STAGES))
 def test_of_a_batch_only_the_request_with_the_fault_fails(stage: str, after: bool) -> None:
-    """A vocoder's state cannot be run again: of its batch, all fail."""
+    """A vocoder's chunk cannot be decoded again: of its batch, all fail. What is launched before it is run again."""
     together, chance = bench("together"), random.Random(stage)
 
     for phase in together.places(stage):
@@ -62,7 +62,7 @@ def test_of_a_batch_only_the_request_with_the_fault_fails(stage: str, after: boo
         for error in errors:
             assert_named(error, stage, phase)
         if stage == "code2wav":
-            assert 1 <= len(errors) <= 2
+            assert (phase != "reset_rows") <= len(errors) <= 2
         elif stage in AR:
             assert len(errors) + retries(together) - before == 1, phase
         else:
