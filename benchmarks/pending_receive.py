@@ -3,8 +3,8 @@
     python benchmarks/pending_receive.py [--rows 32]
 
 The first of two GPUs receives a tensor of so many bytes that the second sends later. Meanwhile products of `--rows` rows run on
-another stream. Microseconds of a replay of 96 of them, with as many programs of NCCL as it chooses, and with one, as the pipelines
-of `omni_ar` have it (`omni.parallel`).
+another stream. Microseconds of a replay of 96 of them, with as many thread blocks of NCCL as it chooses, and with one, as the
+pipelines of `omni_ar` have it (`omni.parallel`).
 """
 
 import argparse
@@ -29,10 +29,10 @@ STARTED_SECONDS = 0.01
 
 
 class Ends:
-    """The two ends of a transfer, in a thread each. programs: of NCCL at most; None for its own choice."""
+    """The two ends of a transfer, in a thread each. blocks: thread blocks of NCCL at most; None for its own choice."""
 
-    def __init__(self, programs: int | None) -> None:
-        self._store, self._turn, self._programs = HashStore(), threading.Barrier(2), programs
+    def __init__(self, blocks: int | None) -> None:
+        self._store, self._turn, self._blocks = HashStore(), threading.Barrier(2), blocks
 
     def run(self, rows: int) -> dict[int, float]:
         with ThreadPoolExecutor(2) as threads:
@@ -44,8 +44,8 @@ class Ends:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        if self._programs is not None:
-            options.config.min_ctas = options.config.max_ctas = self._programs
+        if self._blocks is not None:
+            options.config.min_ctas = options.config.max_ctas = self._blocks
         group: Any = dist.ProcessGroupNCCL(self._store, rank, 2, options)
         # The first use connects the GPUs.
         (group.recv if rank == 0 else group.send)([torch.ones(1, device=device)], 1 - rank, 0).wait()
@@ -95,9 +95,9 @@ def main() -> None:
     need_cuda()
     if torch.cuda.device_count() < 2:
         parser.error("needs 2 GPUs")
-    by_programs = [Ends(programs).run(arguments.rows) for programs in (None, 1)]
-    cells = [(size, *(f"{times[size]:.0f}" for times in by_programs)) for size in SIZES]
-    print_table(("bytes", "NCCL's choice, us", "one program, us"), cells)
+    by_blocks = [Ends(blocks).run(arguments.rows) for blocks in (None, 1)]
+    cells = [(size, *(f"{times[size]:.0f}" for times in by_blocks)) for size in SIZES]
+    print_table(("bytes", "NCCL's choice, us", "one block, us"), cells)
     print_facts(environment())
 
 
