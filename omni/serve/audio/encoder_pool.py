@@ -77,12 +77,14 @@ class EncoderProcess:
             raise StageError("encoder", f"writing {work.codec}", reply.problem)
         return reply.data
 
-    def forget(self, file: int) -> None:
-        """Forgets a file; a second call has no effect. Any thread may call it."""
+    def forget(self, file: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Forgets a file; a second call has no effect. Safe in a finalizer. loop: of the thread that calls `encode`."""
         if file in self.files:
             self.files.discard(file)
-            if not self._closed:
-                self._thread.submit(self._forget, file)
+            # The garbage collector may run this within `submit` of any executor, whose lock all executors share and no thread can
+            # take twice. The loop's call takes no lock.
+            with suppress(RuntimeError):  # the loop is closed, and the server with it
+                loop.call_soon_threadsafe(self._forget_soon, file)
 
     def close(self) -> None:
         """Waits for the end of the process."""
@@ -100,6 +102,10 @@ class EncoderProcess:
                 if last:  # the process took the partial file with it
                     break
         return Reply(b"", "its process ended")
+
+    def _forget_soon(self, file: int) -> None:
+        if not self._closed:
+            self._thread.submit(self._forget, file)
 
     def _forget(self, file: int) -> None:
         if self._connection is not None:
@@ -170,7 +176,7 @@ class PooledEncoder:
         self._whole = whole
         self._begun = False
         process.files.add(number)
-        self._left = weakref.finalize(self, process.forget, number)
+        self._left = weakref.finalize(self, process.forget, number, asyncio.get_running_loop())
         self._left.atexit = False
 
     async def push(self, samples: Samples) -> bytes:

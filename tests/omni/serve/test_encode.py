@@ -140,9 +140,46 @@ def test_files_at_once_do_not_mix(pool: EncoderPool) -> None:
 
 
 def test_files_are_spread_over_the_processes(pool: EncoderPool) -> None:
-    held = [pool.open("mp3", 24000, whole=False) for _ in range(6)]
-    assert [len(process.files) for process in pool.processes] == [3, 3]
-    del held
+    async def spread() -> list[int]:
+        held = [pool.open("mp3", 24000, whole=False) for _ in range(6)]
+        return [len(process.files) for process in pool.processes] if held else []
+
+    assert asyncio.run(spread()) == [3, 3]
+
+
+def test_a_file_may_be_forgotten_at_any_point_of_any_thread() -> None:
+    """The garbage collector runs finalizers also where a thread holds a lock: here that of all executors, within `submit`."""
+    code = """
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from omni.serve.audio.encoder_pool import EncoderPool
+
+class Name:
+    def __str__(self):
+        held.clear()
+        return "name"
+
+async def main():
+    pool = EncoderPool(1)
+    held.append(pool.open("mp3", 24000, whole=False))
+    with ThreadPoolExecutor(1, Name()) as executor:
+        executor.submit(int).result()
+    assert not held
+    await pool.close()
+    print(len(pool.processes[0].files))
+
+held = []
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.stdout == "0\n"
 
 
 def test_sound_that_its_client_left_is_forgotten() -> None:
