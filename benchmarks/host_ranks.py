@@ -219,8 +219,8 @@ class Bench:
 
         def sample(context: StepContext) -> SampledStep:
             nonlocal left
-            assert context.padded_rows is not None
-            assert context.count in (self._least, self._least + 1)
+            assert context.launch.padded_rows is not None
+            assert context.launch.count in (self._least, self._least + 1)
             left -= 1
             return call(lambda: self._sample(context))
 

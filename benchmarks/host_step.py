@@ -234,7 +234,7 @@ def measure_handoff(model: ArModel, prefill: int, repeats: int = 60) -> dict[str
         sample, times = runner.sample_tokens, HostTimes()
 
         def timed(context: StepContext) -> SampledStep:
-            if len(context.rows) < 8:
+            if len(context.requests.rows) < 8:
                 return sample(context)
             with times:
                 return sample(context)

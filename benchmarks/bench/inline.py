@@ -63,7 +63,7 @@ class InlinePackaging:
 
     def sample(self, sample: Callable[[StepContext], SampledStep], context: StepContext) -> SampledStep:
         step = sample(context)
-        count = len(context.rows)
+        count = len(context.requests.rows)
         if not count:
             return step
         with self._device.host_span(self._stream, "package_payload"):
@@ -82,7 +82,7 @@ class InlinePackaging:
         self._device.launch(self._stream, copy_payload, self._hosts[name][:count], source[:count])
 
     def _read(self, context: StepContext, count: int) -> None:
-        if self._graph is not None and context.padded_rows == self._size:
+        if self._graph is not None and context.launch.padded_rows == self._size:
             self._device.replay(self._stream, self._graph)
         else:
             launch = self._read_frames(context.rows_R[:count])
@@ -98,7 +98,7 @@ class InlinePackaging:
     def _copy_prompts(self, context: StepContext) -> dict[str, slice]:
         """Rows of the copy by request, for prompts that this step completes."""
         places, slots, start = {}, [], 0
-        for scheduled in context.rows:
+        for scheduled in context.requests.rows:
             prompt = scheduled.request.prompt
             if scheduled.emits_hidden and prompt is not None:
                 slots.append(scheduled.table.slots(prompt.payload_positions, self._runner._limits.block_size))
@@ -118,9 +118,9 @@ class InlinePackaging:
             pass
 
     def _package(self, context: StepContext, prompt: dict[str, slice]) -> None:
-        count = len(context.rows)
+        count = len(context.requests.rows)
         copies = {name: host[:count].clone() for name, host in self._hosts.items()}
-        for place, scheduled in enumerate(context.rows):
+        for place, scheduled in enumerate(context.requests.rows):
             name = scheduled.request.id
             tensors = {kind: rows[place] for kind, rows in copies.items()}
             if name in prompt:

@@ -73,7 +73,7 @@ class StepRecorder:
         step.sample_us = (time.perf_counter_ns() - start) / 1000
         if step.end is None:
             self.launched()
-        step.token = self._device.token_marks[self._stage] if context.rows else None
+        step.token = self._device.token_marks[self._stage] if context.requests.rows else None
         return sampled
 
 

@@ -115,7 +115,7 @@ def test_a_fault_that_comes_with_one_request_fails_that_one(
 
 def _outputs(step: StepPlan | StepContext) -> Mapping[str, int]:
     """How many tokens each sampled request has."""
-    requests = step.sampled if isinstance(step, StepPlan) else [row.request for row in step.rows]
+    requests = step.sampled if isinstance(step, StepPlan) else [row.request for row in step.requests.rows]
     return {request.id: len(request.outputs) for request in requests}
 
 

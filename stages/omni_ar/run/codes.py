@@ -58,13 +58,14 @@ class CodePrediction:
             self._graphs.add(in_turn, size, graph)
 
     def launch(self, context: StepContext, pages: Tensor) -> None:
-        size = context.padded_rows or context.rows_R.shape[0]
+        step = context.launch
+        size = step.padded_rows or step.count
         in_turn = self._may_run_in_turn(size) and self._listeners is not None and self._listeners.waiting
-        graph = self._graphs.find(in_turn, size)[1] if context.padded_rows is not None else None
+        graph = self._graphs.find(in_turn, size)[1] if step.padded_rows is not None else None
         if graph is not None:
             self._stage.device.replay(self._stage.stream, graph)
         else:
-            launches = [self._codes(context.rows_R, context.flags, pages)]
+            launches = [self._codes(context.rows_R, step.flags, pages)]
             with _kernels(in_turn):
                 self._stage.device.enqueue(self._stage.stream, launches)
 

@@ -79,7 +79,7 @@ class FollowerWorker:
             return
         if self._failure is not None:
             self._differ()
-        self._newest = message.launch.step
+        self._newest = message.launch.number
         try:
             self._in_flight.append(self._launched(message))
         except LostRankError:
@@ -93,7 +93,7 @@ class FollowerWorker:
 
     def _launched(self, message: StepMessage) -> SampledStep:
         launch = message.launch
-        numbers = {"step": launch.step, "decodes": launch.decodes, "prefill": launch.prefill}
+        numbers = {"step": launch.number, "decodes": launch.decodes, "prefill": launch.prefill}
         device, stream = self._runner.device, self._runner.stream
         with device.on(stream), device.host_span(stream, "follow", **numbers):
             return self._runner.follow(message)
@@ -101,12 +101,12 @@ class FollowerWorker:
     def _forget(self, message: ForgetMessage) -> None:
         # A rank without the last layers is not affected by a failure in the work that follows them.
         failed = self._failure is not None or not self._runner.has_last_layers
-        if not failed or message.step != self._newest:
-            problem = f"step {message.step} failed at rank 0, and not at rank {self._ranks.rank}"
+        if not failed or message.number != self._newest:
+            problem = f"step {message.number} failed at rank 0, and not at rank {self._ranks.rank}"
             raise StageError(self._name, "running a step", problem)
         _log.debug("%s: step %d failed at every rank", self._name, self._newest, exc_info=self._failure)
         self._failure = None
-        self._runner.forget_batch(message.step)
+        self._runner.forget_batch(message.number)
 
     def _release(self) -> bool:
         """Frees the host memory of complete steps, whose results rank 0 reads from its own."""

@@ -18,7 +18,7 @@ from omni_ar.kernels.step.drafts import prepare_drafts
 from omni_ar.model import Batch, CodecModel, LayerSink, PayloadSink, PipelineBoundary, PlacedEmbedding, PromptTokens
 from omni_ar.run.drafting import Drafting
 from omni_ar.run.limits import step_fields
-from omni_ar.run.pack import PackedChunks, StepTensors, placeholders_in
+from omni_ar.run.pack_chunks import PackedChunks, StepTensors, placeholders_in
 from omni_ar.run.phases import (
     InputEmbeddings,
     NextInputs,

@@ -36,12 +36,13 @@ class LateDrafts:
 
     def launch(self, context: StepContext, cache: KVCache | None) -> bool:
         """Drafts of a step's sampled rows, after their tokens. Returns whether any are made."""
-        if not context.draft_blocks:
+        step = context.launch
+        if not step.draft_blocks:
             return False
-        graph = self._graphs.find(None, context.padded_rows)[1] if context.padded_rows is not None else None
+        graph = self._graphs.find(None, step.padded_rows)[1] if step.padded_rows is not None else None
         if graph is not None:
             self._stage.device.replay(self._stage.stream, graph)
         else:
-            launches = self._drafting.draft_launches(context.rows_R, context.draft_blocks, cache)
+            launches = self._drafting.draft_launches(context.rows_R, step.draft_blocks, cache)
             self._stage.device.enqueue(self._stage.stream, launches)
         return True

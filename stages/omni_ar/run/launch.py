@@ -8,13 +8,14 @@ from torch import Tensor
 
 from omni.device import Device, Stream
 from omni_ar.kernels.sampling.state import SamplingFlags
-from omni_ar.run.pack import PackedStep, StepTensors
+from omni_ar.run.pack import PackedStep
+from omni_ar.run.pack_chunks import StepTensors
 from omni_ar.run.plan import BatchShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLaunch:
-    """step: its number. newest_input: the newest earlier step whose tokens its rows need, 0 for none or if all layers are in one
+    """number: of the step. newest_input: the newest earlier step whose tokens its rows need, 0 for none or if all layers are in one
     place. packed: the places of its uploaded inputs. flags: the work of sampling. padded_rows: rows of the captured batch that
     its decode rows are padded to; None for none. decode_blocks: maximum number of blocks in use of a decode row's table; 0 without
     decode rows. shape: of a batch with chunks, padding included, else None. captured: whether a captured forward has that shape.
@@ -24,7 +25,7 @@ class StepLaunch:
     at the end of the step, for the next one of each sampled row, the maximum number of blocks in use of these rows' tables then;
     otherwise 0."""
 
-    step: int
+    number: int
     newest_input: int
     packed: PackedStep
     flags: SamplingFlags
@@ -42,6 +43,11 @@ class StepLaunch:
     def count(self) -> int:
         """Number of sampled rows."""
         return self.packed.rows.shape[0]
+
+    @property
+    def positions(self) -> int:
+        """Number of sampled positions."""
+        return self.count * (1 + self.drafts)
 
     @property
     def has_tokens(self) -> bool:
@@ -98,9 +104,9 @@ class StepMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ForgetMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The newest step failed half-way at rank 0, as it must have at every rank."""
+    """The newest step, of this number, failed half-way at rank 0, as it must have at every rank."""
 
-    step: int
+    number: int
 
 
 def _shape_of(tensor: Tensor) -> TensorShape:

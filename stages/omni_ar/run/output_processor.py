@@ -26,7 +26,7 @@ from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, RequestStatus, WithheldToken
 from omni_ar.run.scores import read_scores
 from omni_ar.run.state import IMPOSSIBLE, NOT_FINITE
-from omni_ar.run.step import PayloadHandoff, SampledStep, ScheduledRequest, ScoreHandoff, TokenHandoff, WrittenPages
+from omni_ar.run.step import PayloadHandoff, SampledStep, ScheduledRequest, ScoreHandoff, WrittenPages
 
 
 class RequestCallbacks(Protocol):
@@ -114,7 +114,7 @@ class OutputProcessor:
             table.unread += 1
             request.last_step_end = step.end
         if step.payload.hidden is not None:
-            for scheduled in step.rows:
+            for scheduled in step.requests.rows:
                 # Now, not when the token is read: the next step may be launched earlier.
                 scheduled.request.prompt_hidden_sent |= scheduled.emits_hidden
         if step.scores is not None:
@@ -181,22 +181,23 @@ class OutputProcessor:
             if self.drafts.drafted:
                 request.draft_reports.read()
         step, scored, drafts = read.step, list[_Scored](), DraftCounts()
-        results = _read_tokens(step.tokens, len(step.rows)) if step.tokens is not None else []
-        for row, (scheduled, result) in enumerate(zip(step.rows, results, strict=True)):
+        launch, rows = step.launch, step.requests.rows
+        results = step.tokens.read(len(rows)) if step.tokens is not None else []
+        for row, (scheduled, result) in enumerate(zip(rows, results, strict=True)):
             request, count, verified = scheduled.request, result[NUM_TOKENS], 0
             self.further_tokens += max(count - 1, 0)
             if self.drafts.drafted:
                 verified, gain = DraftHandoffFields(*result[-REPORTED:])
-                if step.proposes:
-                    request.draft_reports.report(gain, room=step.drafts > 0)
-                _correct_bounds(request, step.drafts, count)
+                if launch.packed.chunks is None:  # the host takes reports of steps that could have had drafts
+                    request.draft_reports.report(gain, room=launch.drafts > 0)
+                _correct_bounds(request, launch.drafts, count)
             if not request.status.takes_tokens:
                 self.discarded += count
                 continue
             is_scored = request.sampling.logprobs is not None and request.finish_reason is None
             first = len(request.outputs)
             taken, reason = self._process(scheduled, RowStatus(result[STATUS]), result[IDS : IDS + count], step.payload)
-            if taken and step.drafts:
+            if taken and launch.drafts:
                 # A request's last token counts as no draft, as at `max_tokens`: only the device knows whether the id that stopped
                 # it was the draft in its place. So the step gave `1 + accepted` tokens, however the request ended.
                 counted = verified if reason is None else taken - 1
@@ -204,14 +205,14 @@ class OutputProcessor:
                 drafts.add(counted, taken - 1)
             if is_scored:
                 # Those that joined the outputs: a stop string may end the request before the last one.
-                positions = enumerate(range(first, len(request.outputs)), row * (1 + step.drafts))
+                positions = enumerate(range(first, len(request.outputs)), row * (1 + launch.drafts))
                 scored += [_Scored(request, position, index) for position, index in positions]
             if reason is not None:
                 self.discarded += count - taken
                 self._callbacks.finish_request(request, reason, scheduled.table)
         if drafts.drafted:
             self.drafts.merge(drafts)
-            self._callbacks.report_drafts(step.number, drafts)
+            self._callbacks.report_drafts(launch.number, drafts)
         if step.scores is not None:
             self._pending_scores.append((step.scores, scored))
         # After all payload of the step is emitted: the end of a request triggers a search for free blocks.
@@ -375,13 +376,6 @@ class OutputProcessor:
             if request.status is RequestStatus.WAITING_FOR_LOGPROBS and not request.unread_scores:
                 assert request.finish_reason is not None
                 self._callbacks.finish_request(request, request.finish_reason)
-
-
-def _read_tokens(handoff: TokenHandoff, count: int) -> list[list[int]]:
-    """Returns the columns of each row, and frees the slot."""
-    results: list[list[int]] = handoff.host.read()[:count].tolist()
-    handoff.host.release()
-    return results
 
 
 def _correct_bounds(request: ArRequest, drafts: int, count: int) -> None:

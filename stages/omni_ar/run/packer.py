@@ -11,10 +11,11 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.launch import StepLaunch
 from omni_ar.run.limits import Limits
-from omni_ar.run.pack import PackedStep, pack_step, scored_positions
+from omni_ar.run.pack import PackedStep, pack_step
+from omni_ar.run.pack_chunks import scored_positions
 from omni_ar.run.plan import BatchShape, StepPlan
 from omni_ar.run.request import ArRequest, Row
-from omni_ar.run.step import ScoredChunk
+from omni_ar.run.step import ScoredChunk, StepRequests, snapshot
 from omni_ar.sampling.pack import merge_flags
 
 
@@ -65,7 +66,7 @@ class StepPacker:
         asked = [each.sampling.logprobs for each in sampled if each.sampling.logprobs is not None]
         scored = [chunk.request.sampling.prompt_logprobs or 0 for chunk in plan.chunks]
         launch = StepLaunch(
-            step=plan.step,
+            number=plan.number,
             newest_input=newest_input,
             packed=packed,
             flags=flags,
@@ -164,7 +165,14 @@ class StepPacker:
             self._kept.append(batch)
 
 
-def scored_chunks(plan: StepPlan) -> tuple[ScoredChunk, ...]:
+def step_requests(plan: StepPlan, emits_tokens: bool) -> StepRequests:
+    """emits_tokens: `ArShape.emits_tokens`."""
+    rows = tuple(map(snapshot, plan.sampled))
+    emits = any(one.emits_hidden for one in rows) or (bool(rows) and emits_tokens)
+    return StepRequests(rows, _scored_chunks(plan), emits)
+
+
+def _scored_chunks(plan: StepPlan) -> tuple[ScoredChunk, ...]:
     """The prompt tokens that a step scores."""
     chunks: list[ScoredChunk] = []
     start = 0

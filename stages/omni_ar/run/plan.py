@@ -29,10 +29,10 @@ class NewBlock:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: rows that decode, then chunks, with replays before prompts. drafts: positions of each decode row besides its newest
-    token; 0 beside chunks. wants_drafts: whether drafts of the decode rows are worth their time."""
+    """One step, and its number: rows that decode, then chunks, with replays before prompts. drafts: positions of each decode row
+    besides its newest token; 0 beside chunks. wants_drafts: whether drafts of the decode rows are worth their time."""
 
-    step: int
+    number: int
     decodes: tuple[ArRequest, ...]
     chunks: tuple[PrefillChunk, ...] = ()
     new_blocks: tuple[NewBlock, ...] = ()

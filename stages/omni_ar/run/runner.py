@@ -22,16 +22,9 @@ from omni_ar.run.late_drafts import LateDrafts
 from omni_ar.run.launch import ForgetMessage, StepLaunch, StepMessage, encode
 from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.micro_batch_inputs import MicroBatchInputs
-from omni_ar.run.pack import (
-    NO_TENSORS,
-    LeadingInputs,
-    PackedChunks,
-    PackedStep,
-    StepTensors,
-    captured_spans,
-    step_tensors,
-)
-from omni_ar.run.packer import StepPacker, scored_chunks
+from omni_ar.run.pack import LeadingInputs, PackedStep, captured_spans
+from omni_ar.run.pack_chunks import NO_TENSORS, PackedChunks, StepTensors, step_tensors
+from omni_ar.run.packer import StepPacker, step_requests
 from omni_ar.run.phases import extend_tables, set_null_rows, spread_rows, start_drafts, start_rows
 from omni_ar.run.pipeline import HiddenTransfers, PendingTokens, token_source
 from omni_ar.run.plan import StepPlan
@@ -39,16 +32,15 @@ from omni_ar.run.scores import Scorer
 from omni_ar.run.source import TokenSource
 from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers, drafter_cache, feature_layers
 from omni_ar.run.step import (
+    NO_REQUESTS,
     PayloadHandoff,
     PromptScores,
     SampledStep,
-    ScheduledRequest,
-    ScoredChunk,
     ScoreHandoff,
     StepContext,
+    StepRequests,
     TokenHandoff,
     WrittenPages,
-    snapshot,
 )
 from omni_ar.run.transfers import InputTransfers, StepTransfers
 
@@ -229,22 +221,20 @@ class Runner:
         """Launches a step up to its hidden states. The other ranks, if there are any, are sent the step first."""
         newest_input = plan.newest_input if self._limits.micro_batches > 1 else 0
         self._begin(newest_input)
-        sampled = plan.sampled
+        sampled = len(plan.sampled)
         captured = self._captured_chunks.find(plan) if plan.chunks else None
         launch, upload = self._packer.pack(
             plan,
             newest_input=newest_input,
-            padded_rows=self._captured_decodes.padded_rows(plan.drafts, len(sampled)) if sampled else None,
+            padded_rows=self._captured_decodes.padded_rows(plan.drafts, sampled) if sampled else None,
             captured=captured.shape if captured is not None else None,
         )
         tensors = step_tensors(plan) if plan.chunks else NO_TENSORS
         if self._followers is not None:
             uploaded = upload.content() if upload is not None else None
             self._followers.send(encode(StepMessage.of(launch, uploaded, tensors)))
-            self._sent = plan.step
-        scheduled = tuple(snapshot(request) for request in sampled)
-        emits = any(one.emits_hidden for one in scheduled) or (bool(scheduled) and self._model.shape.emits_tokens)
-        return self._launch(launch, upload, tensors, scheduled, scored_chunks(plan), emits)
+            self._sent = plan.number
+        return self._launch(launch, upload, tensors, step_requests(plan, self._model.shape.emits_tokens))
 
     def follow(self, message: StepMessage) -> SampledStep:
         """Launches a step of rank 0 at another rank. If it fails, `forget_batch` follows, unless the ranks differ."""
@@ -264,11 +254,9 @@ class Runner:
         step: StepLaunch,
         upload: Upload | None,
         tensors: StepTensors,
-        rows: tuple[ScheduledRequest, ...] = (),
-        scored_chunks: tuple[ScoredChunk, ...] = (),
-        emits: bool = False,
+        requests: StepRequests = NO_REQUESTS,
     ) -> StepContext:
-        """upload: the step's inputs; None if they are on the device already. rows, scored_chunks, emits: see `StepContext`."""
+        """upload: the step's inputs; None if they are on the device already."""
         transfers = self._transfers
         if transfers is not None:
             transfers.begin(step, tensors, self._step_vectors(step.packed))
@@ -285,22 +273,13 @@ class Runner:
         if transfers is not None:
             transfers.send_hidden()
         return StepContext(
-            step=step.step,
-            count=step.count,
-            padded_rows=step.padded_rows,
+            launch=step,
+            requests=requests,
             rows_R=view(packed.rows),
             advance_R=view(packed.advance),
-            hidden_RD=self._buffers.hidden[: step.count * (1 + step.drafts)],
-            flags=step.flags,
+            hidden_RD=self._buffers.hidden[: step.positions],
             edits=packed.edits.on_device(view) if packed.edits is not None else None,
-            logprobs=step.logprobs,
             prompt_scores=scores,
-            drafts=step.drafts,
-            proposes=self._limits.drafts > 0 and packed.chunks is None,
-            draft_blocks=step.draft_blocks,
-            rows=rows,
-            scored_chunks=scored_chunks,
-            emits=emits,
         )
 
     def _launch_new_rows(self, packed: PackedStep) -> None:
@@ -357,15 +336,15 @@ class Runner:
 
     def sample_tokens(self, context: StepContext) -> SampledStep:
         """Launches logits and sampling, hands the tokens over, then launches the work after the handoff."""
-        tokens = None
-        if context.count and self._codes is not None and self._codes.precedes_tokens:
+        tokens, count = None, context.launch.count
+        if count and self._codes is not None and self._codes.precedes_tokens:
             tokens = self.source.sample(context, self._predict_codes)
-        elif context.count:
+        elif count:
             tokens = self.source.sample(context)
             self._predict_codes(context)
         drafted = self._late_drafts is not None and self._late_drafts.launch(context, self.pages.drafts)
         hidden = None
-        if tokens is not None and context.emits and self.pages.hidden is not None:
+        if tokens is not None and context.requests.emits and self.pages.hidden is not None:
             # The forward wrote them before the tokens existed, so they need no event of their own.
             hidden = WrittenPages(self.pages.hidden, tokens.made)
         if self._transfers is not None:
@@ -373,10 +352,9 @@ class Runner:
         scores = self._scorer.score(context) if self.has_last_layers else None
         end = self._end(tokens if not drafted else None, scores)
         codes = None
-        if context.count and self._codes is not None and self._code_pages is not None:
+        if count and self._codes is not None and self._code_pages is not None:
             codes = WrittenPages(self._code_pages, self._codes.written(end))
-        payload, step = PayloadHandoff(hidden, codes), context.step
-        return SampledStep(context.rows, tokens, payload, scores, end, step, context.drafts, context.proposes)
+        return SampledStep(context.launch, context.requests, tokens, PayloadHandoff(hidden, codes), scores, end)
 
     def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
         """The end of the step. Reuses an event if possible: recording one is a considerable part of a step's host time.

@@ -117,7 +117,7 @@ class Scheduler:
             request.num_computed_tokens += 1 + plan.drafts
             request.num_scheduled_outputs += 1  # at least
             request.edit = None
-            request.last_scheduled_step = plan.step
+            request.last_scheduled_step = plan.number
         for chunk in plan.chunks:
             request = chunk.request
             request.num_computed_tokens += chunk.length
@@ -127,7 +127,7 @@ class Scheduler:
                 request.draft_reports.restart(gain, probe=probe)
                 if not undrafted and not request.drafts.drafted:
                     request.drafts = DraftCounts(policy.drafts)
-            request.last_scheduled_step = plan.step
+            request.last_scheduled_step = plan.number
             if not chunk.replay:
                 scored = min(chunk.start + chunk.length, request.length - 1)
                 request.num_scored_tokens = max(request.num_scored_tokens, scored)

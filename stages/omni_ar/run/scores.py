@@ -41,30 +41,30 @@ class Scorer:
 
     def score(self, context: StepContext) -> ScoreHandoff | None:
         """Launches the scores that the step's requests need; returns None if they need none."""
-        prompt = context.prompt_scores
-        if context.logprobs is None and prompt is None:
+        prompt, step, scored = context.prompt_scores, context.launch, context.requests.scored_chunks
+        if step.logprobs is None and prompt is None:
             return None
-        rows = context.positions if context.logprobs is not None else 0
+        rows = step.positions if step.logprobs is not None else 0
         total = rows + (prompt.ids_s.shape[0] if prompt is not None else 0)
         stage, buffers = self._stage, self._stage.buffers
         scores = buffers.scores[self.downloads.next_slot, :total]
         launch, stream = stage.device.launch, stage.stream
         if rows:
             ids_R = buffers.sampled_N[:rows] if stage.limits.drafts else buffers.accepted_NW[:rows, IDS]
-            launch(stream, score_tokens, buffers.logits_NV[:rows], ids_R, context.logprobs, scores[:rows])
+            launch(stream, score_tokens, buffers.logits_NV[:rows], ids_R, step.logprobs, scores[:rows])
         if prompt is not None:
             given = (prompt.hidden_sD, prompt.ids_s, prompt.count, _LOGITS_AT_ONCE)
             launch(stream, score_prompt, stage.model, *given, scores[rows:])
         sent = self.downloads.send(copy_scores, scores)
-        asking = [one.request for one in context.rows if one.request.sampling.logprobs is not None]
-        requests = dict.fromkeys([*asking, *(chunk.request for chunk in context.scored_chunks)])
+        asking = [one.request for one in context.requests.rows if one.request.sampling.logprobs is not None]
+        requests = dict.fromkeys([*asking, *(chunk.request for chunk in scored)])
         return ScoreHandoff(
             host=sent.slot,
             ready=sent.ready,
             made=sent.made,
             rows=rows,
-            count=context.logprobs or 0,
-            chunks=context.scored_chunks,
+            count=step.logprobs or 0,
+            chunks=scored,
             prompt_count=prompt.count if prompt is not None else 0,
             requests=tuple(requests),
         )

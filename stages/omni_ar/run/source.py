@@ -37,7 +37,7 @@ class TokenSource(Protocol):
         """Captures the launches of `sample`, if any, for a batch of B rows, with this number of drafts each. At start, with null
         rows.
 
-        A step whose `StepContext.padded_rows` is B has its rows and their advances in these tensors, padded with null rows.
+        A step whose `StepLaunch.padded_rows` is B has its rows and their advances in these tensors, padded with null rows.
         """
 
     def begin(self, newest_input: int) -> None:
@@ -101,7 +101,8 @@ class LocalTokens:
         if graph is not None:
             self._stage.device.replay(self._stage.stream, graph)
         else:
-            sampling = self._launches(context.rows_R, context.advance_R, context.drafts, context.flags, context.edits)
+            step = context.launch
+            sampling = self._launches(context.rows_R, context.advance_R, step.drafts, step.flags, context.edits)
             self._stage.device.enqueue(self._stage.stream, sampling)
         if frames is not None:
             frames(context)
@@ -111,12 +112,13 @@ class LocalTokens:
 
     def _captured(self, context: StepContext) -> Graph | None:
         """The captured graph of the step's batch; None for a step with logits processors or edits, which are rare."""
-        if context.padded_rows is None:
+        step = context.launch
+        if step.padded_rows is None:
             return None
-        if context.edits is not None or context.flags.processors:
+        if context.edits is not None or step.flags.processors:
             self._graphs.log_uncaptured("sampling steps with logits processors or structured outputs")
             return None
-        return self._graphs.find(context.drafts, context.padded_rows)[1]
+        return self._graphs.find(step.drafts, step.padded_rows)[1]
 
     def _launches(
         self, rows_R: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags, edits: StepEdits | None

@@ -6,8 +6,8 @@ import msgspec
 from torch import Tensor
 
 from omni.device import Event, HostSlot
-from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.run.blocks.pool import BlockTable
+from omni_ar.run.launch import StepLaunch
 from omni_ar.run.request import ArRequest, Row
 from omni_ar.sampling.edits import StepEdits
 
@@ -49,35 +49,30 @@ class PromptScores:
 
 
 @dataclass(frozen=True, slots=True)
-class StepContext:
-    """The result of `execute_model`, for `sample_tokens`. count: number of sampled rows; 0 if no chunk reaches the end of its
-    prompt. drafts: positions of each row besides its newest token. proposes: whether the host uses its report on drafts: of a
-    step without chunks, at a stage with a drafter. draft_blocks: as in `StepLaunch`. padded_rows: rows of the captured batch
-    that may replace this one, or None. logprobs: likeliest ids to score per sampled token; None if no row needs log-probabilities.
-    rows, scored_chunks, emits: used by the host of rank 0 when it reads the results; emits: whether the step stores hidden states
-    for consumers."""
+class StepRequests:
+    """The requests of a step, for the host of rank 0 when it reads the results; empty at other ranks. rows: those that get a token.
+    emits: whether the step stores hidden states for consumers."""
 
-    step: int
-    count: int
-    padded_rows: int | None
-    rows_R: Tensor
-    advance_R: Tensor
-    hidden_RD: Tensor
-    flags: SamplingFlags
-    edits: StepEdits | None
-    logprobs: int | None
-    prompt_scores: PromptScores | None
-    drafts: int = 0
-    proposes: bool = False
-    draft_blocks: int = 0
     rows: tuple[ScheduledRequest, ...] = ()
     scored_chunks: tuple[ScoredChunk, ...] = ()
     emits: bool = False
 
-    @property
-    def positions(self) -> int:
-        """Number of sampled positions."""
-        return self.count * (1 + self.drafts)
+
+NO_REQUESTS = StepRequests()
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """The result of `execute_model`, for `sample_tokens`. rows_R, advance_R: uploaded inputs of the sampled rows; there are none if
+    no chunk reaches the end of its prompt. hidden_RD: of each sampled position."""
+
+    launch: StepLaunch
+    requests: StepRequests
+    rows_R: Tensor
+    advance_R: Tensor
+    hidden_RD: Tensor
+    edits: StepEdits | None
+    prompt_scores: PromptScores | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +83,12 @@ class TokenHandoff:
     host: HostSlot
     ready: Event
     made: Event
+
+    def read(self, count: int) -> list[list[int]]:
+        """Returns the columns of `count` rows, and frees the slot. Once `ready` is done."""
+        rows: list[list[int]] = self.host.read()[:count].tolist()
+        self.host.release()
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +124,15 @@ class ScoreHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A launched step. tokens: None if it sampled nothing here. number: `StepContext.step`. drafts, proposes: as in `StepContext`.
-    end: done after all of its work, except that it sends tokens to other ranks."""
+    """A launched step. tokens: None if it sampled nothing here. end: done after all of its work, except that it sends tokens to
+    other ranks."""
 
-    rows: tuple[ScheduledRequest, ...]
+    launch: StepLaunch
+    requests: StepRequests
     tokens: TokenHandoff | None
     payload: PayloadHandoff
     scores: ScoreHandoff | None
     end: Event
-    number: int
-    drafts: int = 0
-    proposes: bool = False
 
     @property
     def sampled(self) -> Event:

@@ -10,7 +10,7 @@ from omni.errors import LostRankError, error_text
 from omni.parallel import Communicator, Ranks
 from omni_ar.kernels.step.state import RowState
 from omni_ar.run.launch import StepLaunch
-from omni_ar.run.pack import StepTensors
+from omni_ar.run.pack_chunks import StepTensors
 from omni_ar.run.pipeline import HiddenTransfers, PendingTokens, ReceivedTokens, TokenSender
 from omni_ar.run.state import Resources
 from omni_ar.run.transfer_slots import PendingReceives, receive_tensors
@@ -142,4 +142,4 @@ class StepTransfers:
 
     def _pass(self, step: StepLaunch) -> None:
         assert self._tokens is not None
-        self._tokens.transfer(step.step, self._rows_R, step.count)
+        self._tokens.transfer(step.number, self._rows_R, step.count)

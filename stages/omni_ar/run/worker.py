@@ -92,8 +92,9 @@ class ArWorker(MailboxWorker[ArRequest]):
             paged_drafts=runner.draft_policy.has_weights,
             looks_ahead=isinstance(drafter, PagedDrafter) and drafter.feature_shape is not None,
         )
-        policy = runner.draft_policy
-        self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, policy, listeners=listeners)
+        self._scheduler = Scheduler(
+            self._allocator, limits, shape.conditioned, runner.draft_policy, listeners=listeners
+        )
         self._conditioning = ConditioningStore(
             name, runner.device, runner.stream, conditioning=runner.conditioning, shape=shape, limits=limits
         )
@@ -360,14 +361,13 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def _launch(self, plan: StepPlan) -> None:
         device, stream = self._runner.device, self._runner.stream
-        prefilled = sum(chunk.length for chunk in plan.chunks)
         drafts = {"drafts": plan.drafts} if self._limits.drafts else {}
         try:
             with device.on(stream):
-                numbers = {"decodes": len(plan.decodes), "prefill": prefilled, **drafts}
-                with device.host_span(stream, "execute_model", step=plan.step, **numbers):
+                numbers = {"decodes": len(plan.decodes), "prefill": plan.chunk_tokens, **drafts}
+                with device.host_span(stream, "execute_model", step=plan.number, **numbers):
                     context = self._runner.execute_model(plan)
-                with device.host_span(stream, "sample_tokens", step=plan.step):
+                with device.host_span(stream, "sample_tokens", step=plan.number):
                     since = time.perf_counter_ns()
                     step = self._runner.sample_tokens(context)
                     took = time.perf_counter_ns() - since
@@ -376,13 +376,13 @@ class ArWorker(MailboxWorker[ArRequest]):
         except BaseException as error:
             self._isolate(plan, exception_of(error))
             return
-        self._launched.add(len(plan.decodes), prefilled, took)
+        self._launched.add(len(plan.decodes), plan.chunk_tokens, took)
         self._scheduler.launched(plan)
         self._output_processor.launched(step, plan.requests)
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
         """Handles a step that could not be launched: its only request fails; of several, each runs again alone."""
-        self._runner.forget_batch(plan.step)
+        self._runner.forget_batch(plan.number)
         # Work launched before the failure still runs, and reads memory that these requests hold.
         end = self._runner.device.record(self._runner.stream)
         for request in plan.requests:

@@ -112,7 +112,7 @@ class HeadStage(SimulatedStage):
 
         def checked(context: StepContext) -> SampledStep:
             step = sample(context)
-            if context.draft_blocks and step.tokens is not None:
+            if context.launch.draft_blocks and step.tokens is not None:
                 assert step.end is not step.tokens.made, "drafts are work of the step, behind its tokens"
             return step
 

@@ -46,7 +46,7 @@ def test_decode_steps_replay_captured_drafts(monkeypatch: pytest.MonkeyPatch) ->
         cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
         cut.run()
         counts.append({name: n for name, n in cut.driver.worker.counters().items() if "draft" in name})
-    captured = [context for context in contexts if context.padded_rows is not None]
+    captured = [context for context in contexts if context.launch.padded_rows is not None]
     assert len(captured) > 5
     assert len(made) - 2 == len(contexts) - len(captured)
     assert counts[0] == counts[1]
@@ -70,7 +70,7 @@ def test_without_a_wish_for_drafts_none_are_made(monkeypatch: pytest.MonkeyPatch
 
     def listed(self: LateDrafts, context: StepContext, cache: Any) -> bool:
         made.append(launch(self, context, cache))
-        assert made[-1] == bool(context.draft_blocks)
+        assert made[-1] == bool(context.launch.draft_blocks)
         return made[-1]
 
     monkeypatch.setattr(LateDrafts, "launch", listed)
@@ -88,7 +88,8 @@ def test_rows_beside_a_part_of_a_prompt_get_drafts(monkeypatch: pytest.MonkeyPat
     made, launch = list[tuple[int, bool, bool]](), LateDrafts.launch
 
     def listed(self: LateDrafts, context: StepContext, cache: Any) -> bool:
-        made.append((context.count, context.proposes, launch(self, context, cache)))
+        step = context.launch
+        made.append((step.count, step.packed.chunks is None, launch(self, context, cache)))
         return made[-1][2]
 
     monkeypatch.setattr(LateDrafts, "launch", listed)

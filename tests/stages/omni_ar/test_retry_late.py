@@ -200,7 +200,7 @@ def test_a_request_whose_every_step_fails_behind_its_launch_fails_alone(
 
     def spoilt(self: Runner, step: StepPlan | StepContext) -> object:
         done = real(self, step)
-        requests = step.sampled if isinstance(step, StepPlan) else [row.request for row in step.rows]
+        requests = step.sampled if isinstance(step, StepPlan) else [row.request for row in step.requests.rows]
         if any(request.id == victim for request in requests):
             raise ValueError("a fault")
         return done
