@@ -1,8 +1,9 @@
 """Host work of `Runner.sample_tokens` with the last layers of a stage, cut into parts and on one device.
 
-    python benchmarks/host_ranks.py [--rows 64] [--parts 1 2 4] [--steps 1000] [--json FILE]
+    python benchmarks/host_ranks.py [--rows 64] [--parts 1 2 4] [--drafts 0] [--steps 1000] [--json FILE]
 
-A stage decodes `--rows` rows in captured steps, in as many micro-batches as its sequence of layers has parts. The device is
+A stage decodes `--rows` rows in captured steps, in as many micro-batches as its sequence of layers has parts. Each step verifies
+`--drafts` drafts of each row, none of which is accepted; their drafter does nothing. The device is
 `CudaDevice` with streams, events, graphs and a process group that do nothing: the work of the driver and of NCCL is left out, and
 Python runs as on CUDA. Torch operations of launched phases run on the CPU. Each case is repeated while a timeline records. A graph
 is captured phase by phase then.
@@ -19,8 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 from unittest.mock import patch
 
+import msgspec
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,11 +38,13 @@ from omni.parallel.silent import SilentChannel
 from omni.parallel.torch_group import NcclCommunicator, TorchCommunicator, names_of
 from omni.timeline import Timeline
 from omni_ar.attention import TorchPagedAttention
-from omni_ar.kernels.step.handoff import NUM_TOKENS
+from omni_ar.drafters import Drafter, DraftRows
+from omni_ar.kernels.step.draft_state import RATE_ONE
+from omni_ar.kernels.step.handoff import GAIN, NUM_TOKENS
 from omni_ar.layers.decoder import DecoderConfig
 from omni_ar.layers.parallel import PipelinePart, partitioned
 from omni_ar.layers.text_model import TextModel
-from omni_ar.options import ArOptions
+from omni_ar.options import MAX_DRAFTS, ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import SampledStep, StepContext
@@ -47,7 +52,7 @@ from omni_ar.run.worker import ArWorker
 
 DRIVER = ("kernels", "graphs", "events", "waits", "streams", "transfers")
 _LAYERS = 4
-_LAUNCHED = ("gather_tokens", "post_tensors")
+_LAUNCHED = ("gather_codes", "gather_columns", "post_tensors")
 """Phases that `sample_tokens` launches outside of graphs. All others do nothing."""
 
 driver = Counter[str]()
@@ -167,11 +172,16 @@ def text_model(parts: int) -> TextModel:
         return TextModel(config, 64, tied=False).requires_grad_(False)
 
 
+class _NoDrafts(Drafter):
+    def draft(self, rows: DraftRows) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class HostWork:
     """Of one step. python, c: calls of functions. driver: calls by name."""
 
     parts: int
+    drafts: int
     recorded: bool
     python: int
     c: int
@@ -182,10 +192,13 @@ class HostWork:
 class Bench:
     """A stage that decodes `rows` rows."""
 
-    def __init__(self, parts: int, rows: int, recorded: bool) -> None:
+    def __init__(self, parts: int, drafts: int, rows: int, recorded: bool) -> None:
         device, ranks, model = _NoCuda(), last_rank(parts), text_model(parts)
         self._timeline = Timeline(device, ("text",)) if recorded else None
         options = ArOptions(max_num_seqs=rows, max_model_len=4096, prefix_cache=False)
+        drafter = _NoDrafts() if drafts else None
+        if drafts:
+            options = msgspec.structs.replace(options, drafter="none", draft_tokens=drafts, adaptive_drafts=False)
         limits = Limits.of("text", options, model.shape, micro_batches=parts)
         runner = self._runner = Runner(
             "text",
@@ -196,6 +209,7 @@ class Bench:
             dtype=torch.float32,
             priority=0,
             ranks=ranks,
+            drafter=drafter,
         )
         blocks = limits.rows * limits.max_blocks
         runner.allocate(blocks)
@@ -204,8 +218,11 @@ class Bench:
             runner.lead(ranks.channel)
         # What `accept_tokens` would write.
         runner._state.handoff.device[..., NUM_TOKENS] = 1
-        self._worker = ArWorker("text", runner, shape=model.shape, limits=limits, options=options, num_blocks=blocks)
-        self._sample, self._least = runner.sample_tokens, rows // parts
+        if drafts:
+            runner._state.handoff.device[..., GAIN] = drafts * RATE_ONE
+        given = {"shape": model.shape, "limits": limits, "options": options, "drafter": drafter}
+        self._worker = ArWorker("text", runner, num_blocks=blocks, **given)  # type: ignore[arg-type]
+        self._drafts, self._sample, self._least = drafts, runner.sample_tokens, rows // parts
         for index in range(rows):
             ask(self._worker, str(index), 1)
         for _ in range(rows + 4 * parts):  # some rows start in each step
@@ -221,6 +238,7 @@ class Bench:
             nonlocal left
             assert context.launch.padded_rows is not None
             assert context.launch.count in (self._least, self._least + 1)
+            assert context.launch.drafts == self._drafts
             left -= 1
             return call(lambda: self._sample(context))
 
@@ -247,7 +265,7 @@ class _Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def measure(parts: int, rows: int, steps: int, recorded: bool) -> HostWork:
+def measure(parts: int, drafts: int, rows: int, steps: int, recorded: bool) -> HostWork:
     took: list[float] = []
     calls, made, kernels = Counter[str](), Counter[str](), _Kernels()
 
@@ -272,32 +290,35 @@ def measure(parts: int, rows: int, steps: int, recorded: bool) -> HostWork:
             return call()
 
     with torch.inference_mode(), no_cuda():
-        bench = Bench(parts, rows, recorded)
+        bench = Bench(parts, drafts, rows, recorded)
         bench.steps(steps, timed)
         bench.steps(1, counted)
         bench.steps(1, dispatched)
         bench.close()
     # `call` is a function of this script; the last call of C is `setprofile`.
     made["kernels"] = kernels.count
-    return HostWork(parts, recorded, calls["call"] - 1, calls["c_call"] - 1, dict(made), statistics.median(took))
+    python, c = calls["call"] - 1, calls["c_call"] - 1
+    return HostWork(parts, drafts, recorded, python, c, dict(made), statistics.median(took))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=positive_int, default=64)
     parser.add_argument("--parts", type=positive_int, choices=range(1, _LAYERS + 1), nargs="+", default=[1, 2, 4])
+    parser.add_argument("--drafts", type=at_least(0), choices=range(MAX_DRAFTS + 1), nargs="+", default=[0])
     parser.add_argument("--steps", type=at_least(32), default=1000)
     parser.add_argument("--json", type=output_file)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    cases = [(parts, recorded) for recorded in (False, True) for parts in arguments.parts]
-    works = [measure(parts, arguments.rows, arguments.steps, recorded) for parts, recorded in cases]
+    cases = product((False, True), arguments.parts, arguments.drafts)
+    works = [measure(parts, drafts, arguments.rows, arguments.steps, recorded) for recorded, parts, drafts in cases]
     facts = environment()
     print_facts(facts)
-    header = ("parts", "timeline", "Python", "C", *DRIVER, "CPU us")
+    header = ("parts", "drafts", "timeline", "Python", "C", *DRIVER, "CPU us")
     rows = [
         (
             str(work.parts),
+            str(work.drafts),
             "recorded" if work.recorded else "",
             str(work.python),
             str(work.c),

@@ -134,6 +134,16 @@ def test_a_part_of_layers_adds_little_host_work_to_sampling(monkeypatch: pytest.
     assert recorded - recorded_alone == {"graphs": 1, "events": 4, "transfers": 2}
 
 
+def test_drafts_add_no_host_work_to_sampling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, arguments = tmp_path / "drafts.json", ("--rows", "8", "--drafts", "0", "3", "--parts", "1", "2")
+    run_script(monkeypatch, "host_ranks", *arguments, "--steps", "32", "--json", str(file))
+    plain, drafted, cut, cut_drafted = json.loads(file.read_text())["numbers"][:4]
+    for calls in ("python", "c", "driver"):
+        assert drafted[calls] == plain[calls]
+    # The drafts of the rows' next steps, the message with them, and their end: the drafter's graph has both.
+    assert Counter(cut_drafted["driver"]) - Counter(cut["driver"]) == {"graphs": 1, "events": 1}
+
+
 @pytest.mark.slow
 def test_connectors_measures_payloads_between_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "payloads.json"

@@ -6,21 +6,23 @@ tokens: ranks with earlier layers begin that step earlier, and have neither the 
 
 from torch import Tensor
 
-from omni.device import Graph
+from omni.device import Graph, Launch
 from omni.device.graphs import CapturedGraphs
 from omni_ar.attention import KVCache
 from omni_ar.run.captured_decodes import graph_name
 from omni_ar.run.drafting import Drafting
+from omni_ar.run.source import TokenGathering
 from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext
 
 
 class LateDrafts:
-    """Launches drafts at the end of a step."""
+    """Launches drafts at the end of a step, and gathers its message to the other ranks, which has them."""
 
-    def __init__(self, stage: Resources, drafting: Drafting) -> None:
+    def __init__(self, stage: Resources, drafting: Drafting, sender: TokenGathering) -> None:
         self._stage = stage
         self._drafting = drafting
+        self._sender = sender
         self._graphs = CapturedGraphs[None, Graph](stage.name)
 
     def clear(self) -> None:
@@ -30,19 +32,25 @@ class LateDrafts:
     def capture(self, rows_B: Tensor, cache: KVCache | None) -> None:
         """Captures the drafts of B rows. cache: `Pages.drafts`."""
         stage, size = self._stage, rows_B.shape[0]
-        launches = self._drafting.draft_launches(rows_B, stage.limits.max_blocks, cache)
+        launches = self._launches(rows_B, stage.limits.max_blocks, cache)
         graph = stage.device.capture(stage.stream, graph_name(f"{stage.name}-propose", size, 0), launches)
         self._graphs.add(None, size, graph)
+        self._sender.count_again()  # capturing may have run them
 
     def launch(self, context: StepContext, cache: KVCache | None) -> bool:
-        """Drafts of a step's sampled rows, after their tokens. Returns whether any are made."""
-        step = context.launch
+        """The work of a step's sampled rows after their tokens. Returns whether drafts are made."""
+        step, stage = context.launch, self._stage
+        if not step.count:
+            return False
         if not step.draft_blocks:
+            stage.device.enqueue(stage.stream, self._sender.gathering(context.rows_R))
             return False
         graph = self._graphs.find(None, step.padded_rows)[1] if step.padded_rows is not None else None
         if graph is not None:
-            self._stage.device.replay(self._stage.stream, graph)
+            stage.device.replay(stage.stream, graph)
         else:
-            launches = self._drafting.draft_launches(context.rows_R, step.draft_blocks, cache)
-            self._stage.device.enqueue(self._stage.stream, launches)
+            stage.device.enqueue(stage.stream, self._launches(context.rows_R, step.draft_blocks, cache))
         return True
+
+    def _launches(self, rows_R: Tensor, blocks: int, cache: KVCache | None) -> list[Launch]:
+        return [*self._drafting.draft_launches(rows_R, blocks, cache), *self._sender.gathering(rows_R)]

@@ -55,13 +55,12 @@ def copy_tensor(source: Tensor, target: Tensor) -> None:
 class TokenMessage(NamedTuple):
     """The state of a step's rows after it.
 
-    fields_RF: their `RowState.fields`. codes_RD: their `RowState.next_codes`. drafts_RX: their `DraftState.fields`, then the drafts
-    of their next step; `[R, 0]` without a drafter.
+    columns_RC: int64, their `RowState.fields`; at a stage with a drafter then their `DraftState.fields`, and the drafts of their
+    next step. codes_RD: their `RowState.next_codes`; `[R, 0]` for a model without codes.
     """
 
-    fields_RF: Tensor
+    columns_RC: Tensor
     codes_RD: Tensor
-    drafts_RX: Tensor
 
     @classmethod
     def of(cls, slot: tuple[Tensor, ...], count: int) -> "TokenMessage":
@@ -69,34 +68,45 @@ class TokenMessage(NamedTuple):
         return cls(*(tensor[:count] for tensor in slot))
 
     @property
+    def fields_RF(self) -> Tensor:
+        return self.columns_RC[:, :ROW_FIELDS]
+
+    @property
+    def draft_fields_RF(self) -> Tensor:
+        return self.columns_RC[:, ROW_FIELDS : ROW_FIELDS + DRAFT_FIELDS]
+
+    @property
+    def drafts_RK(self) -> Tensor:
+        return self.columns_RC[:, ROW_FIELDS + DRAFT_FIELDS :]
+
+    @property
     def sent(self) -> list[Tensor]:
         """Returns the tensors that are not empty."""
         return [tensor for tensor in self if tensor.numel()]
 
 
-def gather_fields(state: RowState, rows_R: Tensor, slots_SRF: Tensor, next_1: Tensor) -> None:
-    """Writes the message of a step, of fields alone, into the next of S slots. The device counts them, so that a captured graph has
-    no such argument."""
-    slots_SRF.index_copy_(0, next_1, state.fields.index_select(0, rows_R)[None])
-    next_1.add_(1).remainder_(slots_SRF.shape[0])
+def gather_columns(state: RowState, rows_R: Tensor, slots_SRC: Tensor, next_1: Tensor) -> None:
+    """Writes the message of a step without codes into the next of S slots. The device counts them, so that a captured graph has no
+    such argument."""
+    columns = [state.fields] if state.drafts is None else [state.fields, state.drafts.fields, state.drafts.drafts]
+    columns_RC = torch.cat([each.index_select(0, rows_R) for each in columns], 1)
+    slots_SRC.index_copy_(0, next_1, columns_RC[None])
+    next_1.add_(1).remainder_(slots_SRC.shape[0])
 
 
-def gather_tokens(state: RowState, rows_R: Tensor, message: TokenMessage) -> None:
-    """Writes the message of a step."""
-    torch.index_select(state.fields, 0, rows_R, out=message.fields_RF)
-    if message.codes_RD.shape[1]:
-        torch.index_select(state.next_codes, 0, rows_R, out=message.codes_RD)
-    if state.drafts is not None:
-        message.drafts_RX[:, :DRAFT_FIELDS].copy_(state.drafts.fields.index_select(0, rows_R))
-        message.drafts_RX[:, DRAFT_FIELDS:].copy_(state.drafts.drafts.index_select(0, rows_R))
+def gather_codes(state: RowState, rows_R: Tensor, message: TokenMessage) -> None:
+    """Writes the message of a step with codes."""
+    torch.index_select(state.fields, 0, rows_R, out=message.columns_RC)
+    torch.index_select(state.next_codes, 0, rows_R, out=message.codes_RD)
 
 
 def void_tokens(state: RowState, null_row: int, message: TokenMessage) -> None:
     """Writes a message that changes no row, in place of the tokens of a failed step."""
     message.fields_RF.copy_(state.fields[null_row])
     message.fields_RF[:, FIELD_INDEX.row].fill_(null_row)
+    message.draft_fields_RF.zero_()
+    message.drafts_RK.zero_()
     message.codes_RD.copy_(state.next_codes[null_row])
-    message.drafts_RX.zero_()
 
 
 def accept_received(state: RowState, arrivals: PendingReceives, message: TokenMessage) -> None:
@@ -109,8 +119,8 @@ def accept_received(state: RowState, arrivals: PendingReceives, message: TokenMe
     if message.codes_RD.shape[1]:
         state.next_codes.index_copy_(0, rows_R, message.codes_RD)
     if state.drafts is not None:
-        state.drafts.fields.index_copy_(0, rows_R, message.drafts_RX[:, :DRAFT_FIELDS])
-        state.drafts.drafts.index_copy_(0, rows_R, message.drafts_RX[:, DRAFT_FIELDS:])
+        state.drafts.fields.index_copy_(0, rows_R, message.draft_fields_RF)
+        state.drafts.drafts.index_copy_(0, rows_R, message.drafts_RK)
 
 
 class HiddenTransfers:
@@ -189,8 +199,8 @@ class TokenSender:
     step is sampled. Each other rank accepts the slot's earlier tokens before it runs its layers of that step
     (`ReceivedTokens.begin`), and the step is sampled from hidden states of these layers.
 
-    A message of fields alone is complete with the tokens: sampling writes it (`gathering`), in its captured graph. Codes, which can
-    end rows too, and drafts are made later: with them, the message is written by a launch of its own."""
+    A message without codes is written by launches in a captured graph (`gathering`): those of sampling, or with a drafter those of
+    its drafts. Codes, which can end rows too, are made later: with them, the message is written by a launch of its own."""
 
     def __init__(self, stage: Resources, pipeline: PipelineRank) -> None:
         self._stage, self._pipeline = stage, pipeline
@@ -200,17 +210,17 @@ class TokenSender:
         """The slot of the next message."""
         self._next_1 = stage.device.zeros((1,), torch.int64)
         """The same, as the device counts."""
-        self._fields_alone = not isinstance(stage.model, CodecModel) and not stage.limits.drafts
+        self._has_codes = isinstance(stage.model, CodecModel)
         self._messages: dict[tuple[int, int], TokenMessage] = {}
         """Messages by slot and number of rows: a view takes the host longer to make than to find."""
 
     def gathering(self, rows_R: Tensor) -> list[Launch]:
-        if not self._fields_alone:
+        if self._has_codes:
             return []
-        return [Launch.of(gather_fields, self._stage.rows, rows_R, self._slots[0][:, : rows_R.shape[0]], self._next_1)]
+        return [Launch.of(gather_columns, self._stage.rows, rows_R, self._slots[0][:, : rows_R.shape[0]], self._next_1)]
 
     def count_again(self) -> None:
-        if self._fields_alone:
+        if not self._has_codes:
             self._stage.device.launch(self._stage.stream, set_counter, self._next_1, self._next)
 
     def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
@@ -219,9 +229,9 @@ class TokenSender:
         self._next = (self._next + 1) % self._pipeline.size
         if rows_R is None:
             stage.device.launch(stage.stream, void_tokens, stage.rows, stage.limits.null_row, message)
-        elif not self._fields_alone:
-            stage.device.launch(stage.stream, gather_tokens, stage.rows, rows_R, message)
-        sent = (message.fields_RF,) if self._fields_alone else message.sent
+        elif self._has_codes:
+            stage.device.launch(stage.stream, gather_codes, stage.rows, rows_R, message)
+        sent = message.sent if self._has_codes else (message.columns_RC,)
         stage.device.launch(stage.stream, post_tensors, self._pipeline.tokens, self._others, sent)
 
     def _message(self, slot: int, count: int) -> TokenMessage:
@@ -317,8 +327,8 @@ def token_source(
 def _token_slots(stage: Resources, slots: int) -> tuple[Tensor, ...]:
     """Allocates the slots of a ring: the tensors of a `TokenMessage` of all rows, with the slot as their first dimension."""
     rows, zeros = stage.limits.rows, stage.device.zeros
-    codes, drafts = next_width(stage.model), DRAFT_FIELDS + stage.limits.drafts if stage.limits.drafts else 0
-    shapes = ((ROW_FIELDS, torch.int64), (codes, stage.dtype), (drafts, torch.int64))
+    columns = ROW_FIELDS + (DRAFT_FIELDS + stage.limits.drafts if stage.limits.drafts else 0)
+    shapes = ((columns, torch.int64), (next_width(stage.model), stage.dtype))
     return tuple(zeros((slots, rows, width), dtype) for width, dtype in shapes)
 
 

@@ -26,7 +26,7 @@ from omni_ar.run.pack import LeadingInputs, PackedStep, captured_spans
 from omni_ar.run.pack_chunks import NO_TENSORS, PackedChunks, StepTensors, step_tensors
 from omni_ar.run.packer import StepPacker, step_requests
 from omni_ar.run.phases import extend_tables, set_null_rows, spread_rows, start_drafts, start_rows
-from omni_ar.run.pipeline import HiddenTransfers, PendingTokens, token_source
+from omni_ar.run.pipeline import HiddenTransfers, PendingTokens, TokenSender, token_source
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import TokenSource
@@ -100,7 +100,9 @@ class Runner:
         drafting = None
         if self._drafter is not None:
             drafting = Drafting(stage, self._drafter, drafter_backend or backend)
-        self._late_drafts = LateDrafts(stage, drafting) if limits.drafts_late and drafting is not None else None
+        self._late_drafts = None
+        if limits.drafts_late and drafting is not None and isinstance(sender, TokenSender):
+            self._late_drafts = LateDrafts(stage, drafting, sender)
         self._forward = Forward(stage, backend, hidden.boundary if hidden is not None else None, drafting)
         self._captured_decodes = CapturedDecodes(stage, self._forward)
         self._captured_chunks = CapturedChunks(stage, self._forward)

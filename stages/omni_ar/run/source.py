@@ -56,7 +56,7 @@ class TokenGathering(Protocol):
     """Gathers the state of the sampled rows for other ranks."""
 
     def gathering(self, rows_R: Tensor) -> list[Launch]:
-        """Its launches, which follow those of sampling."""
+        """Its launches, which follow those of sampling, or those of drafts at a stage with a drafter."""
 
     def count_again(self) -> None:
         """Corrects the device's count of these launches: a capture may have run them, and a failed step may not have."""
@@ -65,8 +65,8 @@ class TokenGathering(Protocol):
 class LocalTokens:
     """Samples locally. `accept_tokens` writes the tokens directly into host memory, so the token point is an event that waits for
     no later work on the main stream. A copy would cost three more host calls per step. `post_update`, the rows' counts, precedes
-    the token point, and so does `gather_fields` where tokens are sent to other ranks: the token is a few microseconds later, but
-    the host launches a single graph."""
+    the token point, and so does `gather_columns` where tokens alone are sent to other ranks: the token is a few microseconds
+    later, but the host launches a single graph."""
 
     gives_logits = True
 
@@ -123,8 +123,10 @@ class LocalTokens:
     def _launches(
         self, rows_R: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags, edits: StepEdits | None
     ) -> list[Launch]:
-        gathering = self._sender.gathering(rows_R) if self._sender is not None else []
-        return [*self._sampling(rows_R, advance_R, drafts, flags, edits), *gathering]
+        sampling = self._sampling(rows_R, advance_R, drafts, flags, edits)
+        if self._sender is not None and not self._stage.limits.drafts:
+            sampling += self._sender.gathering(rows_R)
+        return sampling
 
     def _sampling(
         self, rows_R: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags, edits: StepEdits | None

@@ -374,11 +374,8 @@ def test_the_message_of_a_failed_step_changes_no_row():
     assert state.drafts is not None
     state.drafts.fields[:ROWS], state.drafts.drafts[:ROWS] = 2, 5
     before = [each.clone() for each in (state.fields, state.drafts.fields, state.drafts.drafts)]
-    message = TokenMessage(
-        fields_RF=torch.full((3, state.fields.shape[1]), 7),
-        codes_RD=torch.empty(3, 0),
-        drafts_RX=torch.full((3, DRAFT_FIELDS + DRAFTS), 7),
-    )
+    columns = state.fields.shape[1] + DRAFT_FIELDS + DRAFTS
+    message = TokenMessage(columns_RC=torch.full((3, columns), 7), codes_RD=torch.empty(3, 0))
     void_tokens(state, ROWS, message)
     accept_received(state, SimpleNamespace(wait=lambda: None), message)  # type: ignore[arg-type]
     after = (state.fields, state.drafts.fields, state.drafts.drafts)

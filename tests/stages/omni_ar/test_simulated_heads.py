@@ -14,7 +14,7 @@ from torch import Tensor
 from omni.parallel import RankLayout
 from omni_ar.kernels.step import drafts
 from omni_ar.kernels.step.draft_state import DRAFT_FIELDS
-from omni_ar.kernels.step.state import RowState
+from omni_ar.kernels.step.state import ROW_FIELDS, RowState
 from omni_ar.run import pipeline, source
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.packer import StepPacker
@@ -127,10 +127,13 @@ def without_drafts(state: RowState, arrivals: Any, message: TokenMessage) -> Non
     state.drafts.drafts.copy_(before)
 
 
-def other_drafts(state: RowState, rows_R: Tensor, message: TokenMessage) -> None:
-    """In place of `gather_tokens`."""
-    gather_tokens(state, rows_R, message)
-    message.drafts_RX[:, DRAFT_FIELDS:].add_(1).clamp_(max=96)
+def other_drafts(state: RowState, rows_R: Tensor, slots_SRC: Tensor, next_1: Tensor) -> None:
+    """In place of `gather_columns`."""
+    slot_1 = next_1.clone()
+    gather_columns(state, rows_R, slots_SRC, next_1)
+    message_1RC = slots_SRC.index_select(0, slot_1)
+    message_1RC[..., ROW_FIELDS + DRAFT_FIELDS :].add_(1).clamp_(max=96)
+    slots_SRC.index_copy_(0, slot_1, message_1RC)
 
 
 def first_alone(slot_NTD: Tensor, tokens: int) -> list[Tensor]:
@@ -146,7 +149,7 @@ def few_blocks(self: StepPacker, plan: Any) -> int:
     return max(0, draft_blocks(self, plan) - 1)
 
 
-accept_received, gather_tokens = pipeline.accept_received, pipeline.gather_tokens
+accept_received, gather_columns = pipeline.accept_received, pipeline.gather_columns
 make_transfers, draft_blocks, make_allocator = HiddenTransfers.__init__, StepPacker._draft_blocks, Allocator.__init__
 
 
@@ -157,7 +160,7 @@ def no_late_blocks(self: Allocator, *given: Any, **more: Any) -> None:
 
 FAULTS: dict[str, tuple[object, str, Any]] = {
     "the message brings the drafts": (pipeline, "accept_received", without_drafts),
-    "the drafts in the message are those that are verified": (pipeline, "gather_tokens", other_drafts),
+    "the drafts in the message are those that are verified": (pipeline, "gather_columns", other_drafts),
     "hidden states of earlier layers are sent": (pipeline, "_entries", first_alone),
     "those that the head reads are carried": (HiddenTransfers, "__init__", no_features),
     "blocks are allocated for drafts that are made early": (Allocator, "__init__", no_late_blocks),
