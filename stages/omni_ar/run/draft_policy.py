@@ -8,7 +8,7 @@ from omni.stage import module_bytes
 from omni_ar.drafters import Drafter, PagedDrafter
 from omni_ar.kernels.step.draft_state import RATE_ONE, expected_gain
 from omni_ar.model import ArModel, PassWeights
-from omni_ar.run.draft_reports import PROBE
+from omni_ar.run.gain_history import PROBE
 from omni_ar.run.limits import Limits
 
 _ROOM = 0.2

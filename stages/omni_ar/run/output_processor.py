@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from omni.device import COMPLETED
 from omni.errors import InputError, ReturnedError
 from omni.parallel.watch import StepWatch
-from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
+from omni.payload import GeneratedTokens, LogprobsChunk, PageSlice, Payload
 from omni.sampling import StopVerdict
 from omni.stage import Outbound, Produced, method_name
 from omni.utils.draft_counts import DraftCounts
@@ -179,7 +179,7 @@ class OutputProcessor:
         for request in read.requests:
             request.steps_in_flight -= 1
             if self.drafts.drafted:
-                request.draft_reports.read()
+                request.gain_history.read()
         step, scored, drafts = read.step, list[_Scored](), DraftCounts()
         results = _read_tokens(step.tokens, len(step.rows)) if step.tokens is not None else []
         for row, (scheduled, result) in enumerate(zip(step.rows, results, strict=True)):
@@ -188,7 +188,7 @@ class OutputProcessor:
             if self.drafts.drafted:
                 verified, gain = DraftHandoffFields(*result[-REPORTED:])
                 if step.proposes:
-                    request.draft_reports.report(gain, room=step.drafts > 0)
+                    request.gain_history.report(gain, room=step.drafts > 0)
                 _correct_bounds(request, step.drafts, count)
             if not request.status.takes_tokens:
                 self.discarded += count
@@ -399,5 +399,5 @@ def _excludes_ids(request: ArRequest) -> bool:
     return bool(request.flags.needs & _EXCLUDING or request.flags.processors or request.host_processors)
 
 
-def _for_user(request: ArRequest, chunk: TokenLogprobs) -> Produced:
+def _for_user(request: ArRequest, chunk: LogprobsChunk) -> Produced:
     return Produced(request.id, Payload(chunk), COMPLETED, for_user=True)

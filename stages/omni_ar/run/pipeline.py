@@ -31,7 +31,7 @@ from omni_ar.run.phases import set_counter
 from omni_ar.run.source import LocalTokens, TokenSource
 from omni_ar.run.state import Resources, next_width
 from omni_ar.run.step import StepContext, TokenHandoff
-from omni_ar.run.transfer_slots import PendingReceives, Slot, SlotRing, post_tensors, receive_tensors, send_tensors
+from omni_ar.run.transfer_slots import Slot, SlotRing, TransferEvent, post_tensors, receive_tensors, send_tensors
 
 _SLOTS = 2
 """Two slots for hidden states: one is transferred while the other is read or written."""
@@ -42,7 +42,7 @@ def fill_random(slots: Sequence[Tensor]) -> None:
         slot.normal_()
 
 
-def take_hidden(arrivals: PendingReceives, slot_NTD: Tensor, received_NTD: Tensor) -> None:
+def take_hidden(arrivals: TransferEvent, slot_NTD: Tensor, received_NTD: Tensor) -> None:
     """Copies hidden states that have arrived into the buffer that `forward` reads, which a captured one cannot change."""
     arrivals.wait()
     received_NTD.copy_(slot_NTD)
@@ -99,7 +99,7 @@ def void_tokens(state: RowState, null_row: int, message: TokenMessage) -> None:
     message.drafts_RX.zero_()
 
 
-def accept_received(state: RowState, arrivals: PendingReceives, message: TokenMessage) -> None:
+def accept_received(state: RowState, arrivals: TransferEvent, message: TokenMessage) -> None:
     """Stores received tokens as the newest tokens of their rows. A message holds the whole state of its rows, and messages are
     accepted in order. A late message for a row that has a new owner is harmless: the first message of the new owner overwrites the
     state before it is read."""
@@ -154,7 +154,7 @@ class HiddenTransfers:
         received, stage = self._received, self._stage
         if received is None:
             return
-        arrivals = PendingReceives()
+        arrivals = TransferEvent()
 
         def transfer(slot: tuple[Tensor, ...]) -> None:
             given = (self._pipeline.hidden, self._pipeline.position - 1, _entries(slot[0], tokens), arrivals)
@@ -239,7 +239,7 @@ class PendingTokens:
     step: int
     count: int
     slot: Slot
-    arrivals: PendingReceives
+    arrivals: TransferEvent
 
     def done(self) -> bool:
         """Whether the tokens are known to have arrived."""
@@ -281,7 +281,7 @@ class ReceivedTokens:
 
     def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
         """Launches the transfer of the tokens of a step, which samples `count` rows."""
-        arrivals = PendingReceives()
+        arrivals = TransferEvent()
 
         def receive(slot: tuple[Tensor, ...]) -> None:
             given = (self._pipeline.tokens, self._pipeline.size - 1, TokenMessage.of(slot, count).sent, arrivals)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from omni_ar.kernels.step.draft_reference import moved_rate
 from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, expected_gain
-from omni_ar.run.draft_reports import DraftReports
+from omni_ar.run.gain_history import GainHistory
 
 DRAFTS, TOKENS = 3, 256
 
@@ -15,7 +15,7 @@ class ModelledRow:
     rate: int
     tokens: int = 0
     most: int = TOKENS
-    reports: DraftReports = field(default_factory=DraftReports)
+    reports: GainHistory = field(default_factory=GainHistory)
 
     def step(self, room: bool, runs: bool, probability: float, draw: random.Random) -> None:
         """runs: whether the drafter does."""

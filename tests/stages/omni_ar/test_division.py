@@ -20,7 +20,7 @@ from omni.checkpoint import Checkpoint
 from omni.device import CpuDevice
 from omni.ipc import Channel
 from omni.parallel import RankLayout, silent_ranks
-from omni.parallel.rendezvous import RankEnds, open_ranks
+from omni.parallel.rendezvous import RankResources, open_ranks
 from omni.stage import StageContext
 from omni_ar import kind
 from omni_ar.division import balanced_layers
@@ -78,7 +78,7 @@ def context_of(folder: Path, **more: object) -> StageContext:
 def built_parts(folder: Path) -> list[ArModel]:
     """Of two ranks, the last layers first."""
     store = os.memfd_create("test-ranks", os.MFD_CLOEXEC)
-    ends = [RankEnds(store=os.dup(store)) for _ in range(2)]
+    ends = [RankResources(store=os.dup(store)) for _ in range(2)]
     os.close(store)
     ends[0].sockets[1], ends[1].sockets[0] = Channel.pair()
 

@@ -35,7 +35,7 @@ def without_drafter(monkeypatch: pytest.MonkeyPatch, start: int, end: int) -> No
     def in_turn(self: Scheduler, isolated: ArRequest | None) -> StepPlan | None:
         for request in self._running:
             left_out = request.id == "first" and start <= len(request.outputs) < end
-            request.draft_reports.restart(0 if left_out else 3 * RATE_ONE)
+            request.gain_history.restart(0 if left_out else 3 * RATE_ONE)
         return compose(self, isolated)
 
     monkeypatch.setattr(Scheduler, "_compose", in_turn)

@@ -18,7 +18,7 @@ from omni_ar.kernels.step.handoff import NUM_TOKENS
 from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.run import forward, source
 from omni_ar.run.allocator import Allocator
-from omni_ar.run.draft_reports import LAG
+from omni_ar.run.gain_history import LAG
 from omni_ar.run.plan import NewBlock, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.step import StepContext

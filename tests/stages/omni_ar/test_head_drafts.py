@@ -116,7 +116,7 @@ def test_a_row_drafts_again_behind_steps_without_drafts(kind: str, monkeypatch: 
 
     def in_turn(self: Scheduler, alone: ArRequest | None) -> StepPlan | None:
         for request in driver.worker.requests.values():
-            request.draft_reports.restart(0 if 5 <= len(request.outputs) < 10 else 3 * RATE_ONE)
+            request.gain_history.restart(0 if 5 <= len(request.outputs) < 10 else 3 * RATE_ONE)
         plan = compose(self, alone)
         if plan is not None:
             seen.extend((plan.drafts, request.drafts.steps) for request in plan.decodes)

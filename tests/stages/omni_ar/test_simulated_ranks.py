@@ -119,7 +119,7 @@ WAITS: dict[tuple[str, str | None], tuple[int, ...]] = {
     (f"{PIPELINE}.take_hidden", None): (0, 1),
     (f"{PIPELINE}.accept_received", None): (1, 2),
     (f"{TRANSFERS}.take_inputs", None): (1, 2),
-    (f"{SLOTS_FILE}.PendingReceives.done#1", None): (0, 1, 2),
+    (f"{SLOTS_FILE}.TransferEvent.done#1", None): (0, 1, 2),
     (f"{PIPELINE}.HiddenTransfers.receive.take#1", None): (0, 1),
     (f"{PIPELINE}.ReceivedTokens._accept.accept#1", None): (1, 2),
     (f"{TRANSFERS}.InputTransfers.transfer#1", None): (1, 2),

@@ -10,7 +10,7 @@ PROBE = 256
 """Steps without room after which a cheap drafter that runs only with room is tried again; twice as many after each time."""
 
 
-class DraftReports:
+class GainHistory:
     """The report of a step counts for `WINDOW` steps, of which the first is the step `LAG` later, even if the host has read it
     earlier. So the number of steps in flight changes no draft of a request alone.
 
