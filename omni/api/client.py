@@ -109,7 +109,7 @@ class Client:
         if self._shut_once:
             return
         self._shut_once = True
-        # The queue first: else a cancelled request would make room for the download of the next one.
+        # The queue first: else a cancelled request would let the download of the next one begin.
         steps = (self.queue.close, self._cancel_all, self._downloads.close, self.engine.close, self.queue.join_threads)
         try:
             for step in steps:

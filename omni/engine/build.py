@@ -344,7 +344,7 @@ def _never(request_id: str) -> bool:
 
 
 def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[str, int]:
-    """The working memory of each stage in bytes. Raises ConfigError if there is no room for its largest steps."""
+    """The working memory of each stage in bytes. Raises ConfigError if memory is insufficient for its largest steps."""
     working: dict[str, int] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():

@@ -17,7 +17,7 @@ from omni.engine.peers import EngineEdges
 
 POOLS = frozenset({"views", "copied pieces", "full pools"})
 """What else is counted where payloads go through pools: those that are read in the pool; pieces that are copied out of it; pieces
-that found no room."""
+that found the pool full."""
 APART = frozenset({"early messages"})
 """And between two engines: messages for a request that has not arrived yet."""
 HAPPENS = frozenset({"joins", "aborts", "pauses and resumes", "stalls", "constrained", "scored", "ran ahead"})

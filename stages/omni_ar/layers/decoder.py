@@ -23,7 +23,7 @@ from omni_ar.model import ArModel, Batch
 MOST_EXPERTS = 8192
 """Maximum experts that the kernels can distinguish."""
 _FEWEST_POSITIONS = 16
-"""Minimum positions: a shorter chat has no room for its control tokens."""
+"""Minimum positions: a chat of fewer would not fit with its control tokens."""
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

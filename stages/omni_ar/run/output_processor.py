@@ -188,7 +188,7 @@ class OutputProcessor:
             if self.drafts.drafted:
                 verified, gain = DraftHandoffFields(*result[-REPORTED:])
                 if step.proposes:
-                    request.gain_history.report(gain, room=step.drafts > 0)
+                    request.gain_history.report(gain, verifies=step.drafts > 0)
                 _correct_bounds(request, step.drafts, count)
             if not request.status.takes_tokens:
                 self.discarded += count
@@ -385,7 +385,7 @@ def _read_tokens(handoff: TokenHandoff, count: int) -> list[list[int]]:
 
 
 def _correct_bounds(request: ArRequest, drafts: int, count: int) -> None:
-    """Corrects the request's bounds by the number of tokens that a step gave. drafts: that the step had room for."""
+    """Corrects the request's bounds by the number of tokens that a step gave. drafts: maximum that it could verify of a row."""
     if drafts:
         request.num_computed_tokens -= 1 + drafts - count
         request.num_scheduled_outputs += count - 1

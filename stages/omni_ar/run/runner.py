@@ -76,7 +76,7 @@ class Runner:
         listeners: Listeners | None = None,
     ) -> None:
         """processors: the processors that a row may use. source: makes the token source; None for the one of this rank's part.
-        ranks: of a stage that is cut across engines. drafter: None if `limits` leave no room for drafts; without the last layers
+        ranks: of a stage that is cut across engines. drafter: None if `limits` allow no drafts; without the last layers
         it does not run. drafter_backend: for its own keys and values; by default `backend`. listeners: as in `StageContext`."""
         self.device = device
         self.stream = device.stream(name, priority=priority)

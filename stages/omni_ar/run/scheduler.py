@@ -66,7 +66,7 @@ class Scheduler:
             problem = f"has {length} tokens, and {stage} takes {most} with at least one generated"
             raise InputError("prompt", problem, "shorten it", f"raise {stage}.max_model_len")
         if request.prompt.penalized_ids.size > most:
-            problem = f"are {request.prompt.penalized_ids.size}, and {stage} has room for {most}"
+            problem = f"are {request.prompt.penalized_ids.size}, and {stage} takes at most {most}"
             raise InputError("prompt.penalized_ids", problem, "name fewer", f"raise {stage}.max_model_len")
         assert request.sampling.max_tokens is not None
         max_tokens = min(request.sampling.max_tokens, most - length)

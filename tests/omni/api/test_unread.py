@@ -71,7 +71,7 @@ def test_the_end_is_delivered_beyond_the_limit() -> None:
     assert got == [end]
 
 
-def test_reading_makes_room_for_more_outputs() -> None:
+def test_reading_lets_more_outputs_in() -> None:
     got: list[object] = []
     unread = UnreadEvents(lambda at, event: got.append(event), 2500)
     sound = StageOutput("audio", AudioChunk(samples=np.zeros(200, np.float32), sample_rate=8000))

@@ -185,7 +185,7 @@ def test_slow_downloads_do_not_delay_others(web: Web) -> None:
     downloads.close()
 
 
-def test_names_that_hang_leave_room(monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
+def test_names_that_hang_leave_threads_free(monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
     """Threads that resolve names cannot be stopped, and there are at most as many of them as downloads at once."""
     over, asked = slow_names(monkeypatch)
     downloads = MediaDownloader(options(download_seconds=0.4, max_downloads=3))

@@ -29,7 +29,7 @@ CASES = [(kind, start) for start in (4, 1, 2, 3, 5, 6, 7, 8) for kind in KINDS]
 
 
 def without_drafter(monkeypatch: pytest.MonkeyPatch, start: int, end: int) -> None:
-    """Steps of the request `first` have no room for drafts while the host has read from `start` to `end` of its tokens."""
+    """Steps of the request `first` verify no drafts while the host has read from `start` to `end` of its tokens."""
     compose = Scheduler._compose
 
     def in_turn(self: Scheduler, isolated: ArRequest | None) -> StepPlan | None:

@@ -27,7 +27,7 @@ def test_a_report_counts_for_steps_that_begin_lag_later(prompt_steps: int):
             reported.append(reported[-1] if reported else start)
             if read >= prompt_steps and (read == prompt_steps or draw.random() < 0.7):
                 reported[-1] = draw.choice((0, 0, 0, 100, 410, 803))
-                reports.report(reported[-1], room=True)
+                reports.report(reported[-1], verifies=True)
 
 
 def test_before_its_first_step_a_request_gains_nothing():
@@ -36,14 +36,14 @@ def test_before_its_first_step_a_request_gains_nothing():
 
 @pytest.mark.parametrize("in_flight", [0, 3, MAX_IN_FLIGHT - 1])
 def test_a_drafter_that_does_not_run_is_tried_again(in_flight: int):
-    """After 256 steps without room, then after 512 further ones: in the same steps with any number in flight."""
+    """After 256 steps that verify no drafts, then after 512 further ones: in the same steps with any number in flight."""
     reports = GainHistory()
     reports.restart(80, probe=PROBE)
     planned = [reports.gain(number) for number in range(in_flight)]
     for _ in range(5 * PROBE):
         planned.append(reports.gain(in_flight))
         reports.read()
-        reports.report(0, room=False)
+        reports.report(0, verifies=False)
     tried = [number for number, gain in enumerate(planned) if number >= LAG and gain]
     expected = [*range(PROBE - 1 + LAG, PROBE - 1 + 2 * LAG + WINDOW - 1)]
     expected += [number + 2 * PROBE for number in expected]
@@ -56,7 +56,7 @@ def test_a_drafter_that_always_runs_is_not_tried_again():
     for number in range(2 * PROBE):
         assert bool(reports.gain(0)) == (number < LAG)
         reports.read()
-        reports.report(0, room=False)
+        reports.report(0, verifies=False)
 
 
 def test_a_request_that_starts_again_is_tried_after_as_many_steps():
@@ -67,4 +67,4 @@ def test_a_request_that_starts_again_is_tried_after_as_many_steps():
         for number in range(PROBE + LAG):
             assert bool(reports.gain(0)) == (number < LAG or number == PROBE - 1 + LAG), number
             reports.read()
-            reports.report(0, room=False)
+            reports.report(0, verifies=False)

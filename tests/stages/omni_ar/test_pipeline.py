@@ -201,7 +201,7 @@ class Steps:
 
 @pytest.mark.parametrize(("size", "captured"), few(2, [(2, True), (3, False), (2, False), (3, True)], SLOW))
 def test_unchanged_micro_batches_send_no_inputs(size: int, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take turns. A block of 32 tokens has room for all of a request."""
+    """They take turns. A block of 32 tokens holds all of a request."""
     count, tokens = 2 * size, 20
     prompts = [[3 + index, 7, 5 * index] for index in range(count)]
     options = ArOptions(max_num_seqs=count, block_size=32, max_in_flight=2)
