@@ -81,18 +81,18 @@ def open_ranks(
         )
 
     communicator = open_group("all", range(size), ((0, other) for other in range(1, size)))
-    position, part = layout.position(rank), rank % layout.tensor
+    position, shard = layout.position(rank), rank % layout.tensor
     tensor, pipeline = None, None
     if layout.tensor > 1:
-        tensor = open_group(f"layers {position}", range(rank - part, rank - part + layout.tensor), collectives=True)
+        tensor = open_group(f"layers {position}", range(rank - shard, rank - shard + layout.tensor), collectives=True)
     if layout.pipeline > 1:
         last = layout.pipeline - 1
-        column = range(part, size, layout.tensor)[::-1]  # by position
+        column = range(shard, size, layout.tensor)[::-1]  # by position
         pipeline = PipelineRank(
             position=position,
             size=layout.pipeline,
-            hidden=open_group(f"hidden {part}", column, pairwise(range(layout.pipeline))),
-            tokens=open_group(f"tokens {part}", column, ((last, other) for other in range(last))),
+            hidden=open_group(f"hidden {shard}", column, pairwise(range(layout.pipeline))),
+            tokens=open_group(f"tokens {shard}", column, ((last, other) for other in range(last))),
         )
     counters = counters if counters is not None else {other: MessageCounter() for other in ends.sockets}
     channel: RankChannel

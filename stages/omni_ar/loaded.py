@@ -33,7 +33,7 @@ _ROWS = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
 """Options that reduce the buffers of rows and steps."""
 _COUNTED = 16
 _TIMED_ROWS = 32
-"""Rows of the measured steps, if the user chose no number: enough to keep all parts of a sequence of layers busy."""
+"""Rows of the measured steps, if the user chose no number: enough to keep all layer ranges busy."""
 _TYPICAL_TOKENS = 1024
 _TYPICAL_SHARE = 8
 """A request of typical length: a spoken turn with a page of text or a picture before it, or a part of `max_model_len` where the

@@ -1,5 +1,5 @@
-"""Transfers between the parts of a sequence of layers (pipeline parallelism): hidden states to the layers after, and the tokens
-that were sampled there back to the layers before. Each has a communicator of its own, and streams, so the main stream waits for
+"""Transfers between layer ranges (pipeline parallelism): hidden states to the next range, and the tokens that the last range
+samples back to those before. Each has a communicator of its own, and streams, so the main stream waits for
 neither until a phase reads the arrived tensors. Tokens leave from the main stream: nothing is enqueued after such a transfer that
 would wait for it (`Communicator.post`).
 
@@ -114,7 +114,7 @@ def accept_received(state: RowState, arrivals: TransferEvent, message: TokenMess
 
 
 class HiddenTransfers:
-    """The boundaries of this rank's layers to those of the ranks before and after."""
+    """The boundaries of this rank's layer range to those before and after."""
 
     def __init__(self, stage: Resources, pipeline: PipelineRank, feature_layers: Sequence[int] = ()) -> None:
         """feature_layers: `FeatureShape.layers` of the stage's drafter."""
@@ -183,9 +183,9 @@ class HiddenTransfers:
 
 
 class TokenSender:
-    """Sends the tokens of each step from the rank with the last layers to the others.
+    """Sends the tokens of each step from the rank with the last layer range to the others.
 
-    With S parts of the sequence of layers, there are S slots, which need no events. A slot is filled again S messages later, when a
+    With S layer ranges, there are S slots, which need no events. A slot is filled again S messages later, when a
     step is sampled. Each other rank accepts the slot's earlier tokens before it runs its layers of that step
     (`ReceivedTokens.begin`), and the step is sampled from hidden states of these layers.
 
@@ -251,8 +251,8 @@ class PendingTokens:
 
 
 class ReceivedTokens:
-    """The token source of a rank without the last layers. The receive of a step's tokens is launched with the step. They become the
-    rows' newest when a later step needs them, or as many messages later as there are parts of the sequence of layers."""
+    """The token source of a rank without the last layer range. The receive of a step's tokens is launched with the step. They
+    become the rows' newest when a later step needs them, or as many messages later as there are layer ranges."""
 
     gives_logits = False
     ready = True
@@ -304,7 +304,7 @@ class ReceivedTokens:
 def token_source(
     stage: Resources, processors: Sequence[NamedProcessor], pipeline: PipelineRank | None
 ) -> tuple[TokenSource, TokenSender | ReceivedTokens | None]:
-    """The source of this rank's part, and the transfer of tokens if the sequence of layers is cut."""
+    """The source of this rank, and the transfer of tokens between layer ranges if there are several."""
     if pipeline is None:
         return LocalTokens(stage, processors), None
     if pipeline.last:

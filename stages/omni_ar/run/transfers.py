@@ -1,5 +1,5 @@
 """The transfers of a step between the ranks of a stage. Every rank launches the same transfers for each step, so that no rank
-assigns a transfer to another step. If a step fails at all ranks, or at rank 0 after the last layers, `finish` launches the missing
+assigns a transfer to another step. If a step fails at all ranks, or at rank 0 after its layers, `finish` launches the missing
 transfers with unused contents."""
 
 from collections.abc import Callable, Sequence

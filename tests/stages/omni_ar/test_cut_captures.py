@@ -21,7 +21,7 @@ from omni.ipc import Channel
 from omni.parallel import RankLayout, Ranks, rendezvous
 from omni.parallel.rendezvous import RankResources, open_ranks
 from omni.stage import StageContext
-from omni_ar.kind import build_part
+from omni_ar.kind import build_rank_model
 from omni_ar.loaded import LoadedAr
 from tests.support.tiny_text import write_text_model
 
@@ -121,7 +121,7 @@ def start(folder: Path, ranks: Ranks, fails: Sequence[str]) -> HostCuda:
         graphs=True,
         ranks=ranks,
     )
-    loaded = LoadedAr(context, build_part(context))
+    loaded = LoadedAr(context, build_rank_model(context))
     loaded.start(8)
     return device
 

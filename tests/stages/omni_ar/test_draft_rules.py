@@ -323,7 +323,7 @@ def test_a_request_without_a_possible_id_in_a_run_has_the_tokens_before(stop: bo
         assert driver.tokens("bad") == text[:4]
 
 
-# Where the sequence of layers is cut.
+# With several layer ranges.
 
 
 def test_drafts_without_weights_need_no_blocks_early():
