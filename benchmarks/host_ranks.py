@@ -1,8 +1,8 @@
-"""Host work of `Runner.sample_tokens` with the last layers of a stage, cut into parts and on one device.
+"""Host work of `Runner.sample_tokens` at the rank with the last layer range of a stage, and on one device.
 
-    python benchmarks/host_ranks.py [--rows 64] [--parts 1 2 4] [--drafts 0] [--steps 1000] [--json FILE]
+    python benchmarks/host_ranks.py [--rows 64] [--ranges 1 2 4] [--drafts 0] [--steps 1000] [--json FILE]
 
-A stage decodes `--rows` rows in captured steps, in as many micro-batches as its sequence of layers has parts. Each step verifies
+A stage decodes `--rows` rows in captured steps, in as many micro-batches as it has layer ranges. Each step verifies
 `--drafts` drafts of each row, none of which is accepted; their drafter does nothing. The device is
 `CudaDevice` with streams, events, graphs and a process group that do nothing: the work of the driver and of NCCL is left out, and
 Python runs as on CUDA. Torch operations of launched phases run on the CPU. Each case is repeated while a timeline records. A graph
@@ -42,7 +42,7 @@ from omni_ar.drafters import Drafter, DraftRows
 from omni_ar.kernels.step.draft_state import RATE_ONE
 from omni_ar.kernels.step.handoff import GAIN, NUM_TOKENS
 from omni_ar.layers.decoder import DecoderConfig
-from omni_ar.layers.parallel import PipelinePart, partitioned
+from omni_ar.layers.parallel import LayerRange, partitioned
 from omni_ar.layers.text_model import TextModel
 from omni_ar.options import MAX_DRAFTS, ArOptions
 from omni_ar.run.limits import Limits
@@ -143,20 +143,20 @@ def no_cuda() -> Iterator[None]:
         yield
 
 
-def last_rank(parts: int) -> Ranks | None:
-    """Rank 0 of a stage whose sequence of layers has so many parts."""
-    if parts == 1:
+def last_rank(ranges: int) -> Ranks | None:
+    """Rank 0 of a stage with so many layer ranges."""
+    if ranges == 1:
         return None
-    names, position = names_of(range(parts), parts), parts - 1
+    names, position = names_of(range(ranges), ranges), ranges - 1
     hidden, tokens = NcclCommunicator.__new__(NcclCommunicator), NcclCommunicator.__new__(NcclCommunicator)
     for each in (hidden, tokens):
         TorchCommunicator.__init__(each, _NoGroup(), position, names)
-    pipeline = PipelineRank(position=position, size=parts, hidden=hidden, tokens=tokens)
-    everyone = SilentCommunicator(0, parts)
-    return EqualRanks(rank=0, size=parts, communicator=everyone, channel=SilentChannel(), pipeline=pipeline)
+    pipeline = PipelineRank(position=position, size=ranges, hidden=hidden, tokens=tokens)
+    everyone = SilentCommunicator(0, ranges)
+    return EqualRanks(rank=0, size=ranges, communicator=everyone, channel=SilentChannel(), pipeline=pipeline)
 
 
-def text_model(parts: int) -> TextModel:
+def text_model(ranges: int) -> TextModel:
     config = DecoderConfig(
         width=16,
         num_layers=_LAYERS,
@@ -168,7 +168,7 @@ def text_model(parts: int) -> TextModel:
         rope_theta=1e4,
         rms_norm_eps=1e-6,
     )
-    with partitioned(None, PipelinePart("text", parts - 1, parts)):
+    with partitioned(None, LayerRange("text", ranges - 1, ranges)):
         return TextModel(config, 64, tied=False).requires_grad_(False)
 
 
@@ -180,7 +180,7 @@ class _NoDrafts(Drafter):
 class HostWork:
     """Of one step. python, c: calls of functions. driver: calls by name."""
 
-    parts: int
+    ranges: int
     drafts: int
     recorded: bool
     python: int
@@ -192,14 +192,14 @@ class HostWork:
 class Bench:
     """A stage that decodes `rows` rows."""
 
-    def __init__(self, parts: int, drafts: int, rows: int, recorded: bool) -> None:
-        device, ranks, model = _NoCuda(), last_rank(parts), text_model(parts)
+    def __init__(self, ranges: int, drafts: int, rows: int, recorded: bool) -> None:
+        device, ranks, model = _NoCuda(), last_rank(ranges), text_model(ranges)
         self._timeline = Timeline(device, ("text",)) if recorded else None
         options = ArOptions(max_num_seqs=rows, max_model_len=4096, prefix_cache=False)
         drafter = _NoDrafts() if drafts else None
         if drafts:
             options = msgspec.structs.replace(options, drafter="none", draft_tokens=drafts, adaptive_drafts=False)
-        limits = Limits.of("text", options, model.shape, micro_batches=parts)
+        limits = Limits.of("text", options, model.shape, micro_batches=ranges)
         runner = self._runner = Runner(
             "text",
             device,
@@ -213,7 +213,7 @@ class Bench:
         )
         blocks = limits.rows * limits.max_blocks
         runner.allocate(blocks)
-        runner.capture({-(-rows // parts), rows})
+        runner.capture({-(-rows // ranges), rows})
         if ranks is not None:
             runner.lead(ranks.channel)
         # What `accept_tokens` would write.
@@ -222,10 +222,10 @@ class Bench:
             runner._state.handoff.device[..., GAIN] = drafts * RATE_ONE
         given = {"shape": model.shape, "limits": limits, "options": options, "drafter": drafter}
         self._worker = ArWorker("text", runner, num_blocks=blocks, **given)  # type: ignore[arg-type]
-        self._drafts, self._sample, self._least = drafts, runner.sample_tokens, rows // parts
+        self._drafts, self._sample, self._least = drafts, runner.sample_tokens, rows // ranges
         for index in range(rows):
             ask(self._worker, str(index), 1)
-        for _ in range(rows + 4 * parts):  # some rows start in each step
+        for _ in range(rows + 4 * ranges):  # some rows start in each step
             tick(self._worker)
         if self._timeline is not None:
             self._timeline.start()
@@ -265,7 +265,7 @@ class _Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def measure(parts: int, drafts: int, rows: int, steps: int, recorded: bool) -> HostWork:
+def measure(ranges: int, drafts: int, rows: int, steps: int, recorded: bool) -> HostWork:
     took: list[float] = []
     calls, made, kernels = Counter[str](), Counter[str](), _Kernels()
 
@@ -290,7 +290,7 @@ def measure(parts: int, drafts: int, rows: int, steps: int, recorded: bool) -> H
             return call()
 
     with torch.inference_mode(), no_cuda():
-        bench = Bench(parts, drafts, rows, recorded)
+        bench = Bench(ranges, drafts, rows, recorded)
         bench.steps(steps, timed)
         bench.steps(1, counted)
         bench.steps(1, dispatched)
@@ -298,26 +298,26 @@ def measure(parts: int, drafts: int, rows: int, steps: int, recorded: bool) -> H
     # `call` is a function of this script; the last call of C is `setprofile`.
     made["kernels"] = kernels.count
     python, c = calls["call"] - 1, calls["c_call"] - 1
-    return HostWork(parts, drafts, recorded, python, c, dict(made), statistics.median(took))
+    return HostWork(ranges, drafts, recorded, python, c, dict(made), statistics.median(took))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=positive_int, default=64)
-    parser.add_argument("--parts", type=positive_int, choices=range(1, _LAYERS + 1), nargs="+", default=[1, 2, 4])
+    parser.add_argument("--ranges", type=positive_int, choices=range(1, _LAYERS + 1), nargs="+", default=[1, 2, 4])
     parser.add_argument("--drafts", type=at_least(0), choices=range(MAX_DRAFTS + 1), nargs="+", default=[0])
     parser.add_argument("--steps", type=at_least(32), default=1000)
     parser.add_argument("--json", type=output_file)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    cases = product((False, True), arguments.parts, arguments.drafts)
-    works = [measure(parts, drafts, arguments.rows, arguments.steps, recorded) for recorded, parts, drafts in cases]
+    cases = product((False, True), arguments.ranges, arguments.drafts)
+    works = [measure(ranges, drafts, arguments.rows, arguments.steps, recorded) for recorded, ranges, drafts in cases]
     facts = environment()
     print_facts(facts)
-    header = ("parts", "drafts", "timeline", "Python", "C", *DRIVER, "CPU us")
+    header = ("ranges", "drafts", "timeline", "Python", "C", *DRIVER, "CPU us")
     rows = [
         (
-            str(work.parts),
+            str(work.ranges),
             str(work.drafts),
             "recorded" if work.recorded else "",
             str(work.python),

@@ -37,7 +37,7 @@ from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest
 from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
-from omni.engine.peers import EdgeEnds
+from omni.engine.peers import EngineEdges
 from omni.payload import Payload
 from omni.pipeline import Pipeline, PipelineOutput, Stage
 from omni.sampling import SamplingParams
@@ -193,7 +193,7 @@ def engine_with(rows: int, length: int, steps: int, sampling: SamplingParams = _
     stage = Stage(name="decode", kind="ar", model="none:none", options=options)
     outputs = (PipelineOutput(modality="text", stage="decode"),)
     pipeline = Pipeline(family="none", stages=(stage,), outputs=outputs, frontend="none:none")
-    ends = EdgeEnds("", [], lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    ends = EngineEdges("", [], lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
     orchestrator = Orchestrator(
         pipeline, workers={"decode": worker}, adapters={}, ends=ends, admission=Admission(rows, 0)
     )

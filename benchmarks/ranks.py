@@ -2,7 +2,7 @@
 
     python benchmarks/ranks.py [--shape qwen3-omni-30b] [--ranks 1 2] [--ways tensor expert pipeline] [--rows 1 8 32] [--json FILE]
 
---ways: `tensor` cuts each layer, `expert` too but divides the experts, `pipeline` divides the sequence of layers.
+--ways: `tensor` cuts each layer, `expert` too but divides the experts, `pipeline` divides the layers into layer ranges.
 
 Dummy weights. Each of `--rows` requests draws tokens at temperature 1, twice: few tokens, and many. The time of a step is the
 difference of the two, over the difference of the tokens; the median of `--rounds`. With a pipeline, a row is in every second step

@@ -80,7 +80,7 @@ class QueueCase:
         while self.row_table.used < rows:
             self._step()
         self._reserve = self.blocks.allocate(self.blocks.available)
-        self._leave_room_for_growth()
+        self._free_blocks_for_growth()
         self._add(_WAITING_TOKENS for _ in range(waiting))
 
     def turn(self, steps: int = TURN) -> None:
@@ -109,10 +109,10 @@ class QueueCase:
         taken = (time.perf_counter_ns() - start) / 1000
         for request in plan.sampled:
             request.outputs.append(1)
-        self._leave_room_for_growth()
+        self._free_blocks_for_growth()
         return taken
 
-    def _leave_room_for_growth(self) -> None:
+    def _free_blocks_for_growth(self) -> None:
         """A free block for each row: too few for these and for one of the waiting prompts."""
         count = self.rows - self.blocks.available
         if self._reserve and count > 0:

@@ -43,7 +43,7 @@ class DecodeCase:
         return self._model[0]
 
     def options(self, tokens: int) -> dict[str, object]:
-        """Options of the stage with room for requests that draw `tokens` tokens each."""
+        """Options of the stage for requests that draw `tokens` tokens each."""
         longest = -(-(self.prompt + tokens) // _BLOCK) + 1
         return {
             "max_num_seqs": self.rows,

@@ -107,7 +107,7 @@ class BenchEngine:
         self.runners = {}
         del self.engine
         if self.device.torch_device.type == "cuda":
-            gc.collect()  # pages and graphs of the old engine make room for the next one's
+            gc.collect()  # pages and graphs of the old engine free their memory for the next one's
             torch.cuda.empty_cache()
 
     def _launched(self) -> int:

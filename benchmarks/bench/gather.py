@@ -87,14 +87,14 @@ class GatherWorker(MailboxWorker[Taker]):
 
     def _gather(self) -> bool:
         taken: list[tuple[Feed, PageSlice]] = []
-        room = self._capacity
+        free = self._capacity
         for request in self.requests.values():
             while request.waiting and request.waiting[0].arrived:
                 (part,) = request.waiting[0].payload.tensors.values()
                 assert isinstance(part, PageSlice)
-                if len(part.slots) > room:
+                if len(part.slots) > free:
                     break
-                room -= len(part.slots)
+                free -= len(part.slots)
                 request.rows += len(part.slots)
                 taken.append((request.waiting.pop(0), part))
         if not taken:

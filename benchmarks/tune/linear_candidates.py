@@ -35,9 +35,9 @@ def tiled_candidates(kind: str, outputs: int, width: int, rows: int) -> Iterator
         if (programs < ONE_PROGRAM and height > 16) or (programs > MANY_PROGRAMS and height < 32) or tile_d > width:
             continue
         stage = 2 * tile_d * (height + max(rows, 8) * (2 if norm else 1))
-        room = MOST_SHARED // min(-(-programs // 132), 3)
+        shared = MOST_SHARED // min(-(-programs // 132), 3)
         steps = -(-width // tile_d)
-        buffers = min(room // stage, steps, 8)
+        buffers = min(shared // stage, steps, 8)
         if buffers < 2 and steps > 1:
             continue
         settings = TiledSettings(

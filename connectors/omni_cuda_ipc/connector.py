@@ -62,7 +62,7 @@ class CudaIpcConnector:
         return producer.type == consumer.type == "cuda"
 
     def sender(self, end: EdgeEnd) -> Sender:
-        """Raises ConfigError if the GPU has no room for the pool."""
+        """Raises ConfigError if the GPU has insufficient memory for the pool."""
         device = end.device.torch_device
         assert device.index is not None
         try:

@@ -30,7 +30,7 @@ class SharedMemoryConnector:
         return True
 
     def sender(self, end: EdgeEnd) -> Sender:
-        """Raises ConfigError if the system has no room for the pool."""
+        """Raises ConfigError if the system has insufficient memory for the pool."""
         try:
             descriptor, mapping = create_memory(BOARD_BYTES + end.pool_bytes, "omni-edge")
         except OSError as error:

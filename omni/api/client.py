@@ -11,7 +11,7 @@ from omni.api.request import Deliver, RequestHandle, RequestPreparer, check_at_s
 from omni.api.request_queue import RequestQueue
 from omni.api.serial_executor import SerialExecutor
 from omni.errors import InputError, StageError, as_omni_error
-from omni.media import Downloads
+from omni.media import MediaDownloader
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Client:
         self.media = loaded.options.media
         self.max_unread_bytes = loaded.limits.max_unread_bytes
         self.longest_prompt = None if loaded.limit is None else loaded.limit.tokens
-        self._downloads = Downloads(self.media)
+        self._downloads = MediaDownloader(self.media)
         preparer = RequestPreparer(
             pipeline=loaded.pipeline,
             frontend=loaded.frontend,
@@ -109,7 +109,7 @@ class Client:
         if self._shut_once:
             return
         self._shut_once = True
-        # The queue first: else a cancelled request would make room for the download of the next one.
+        # The queue first: else a cancelled request would let the download of the next one begin.
         steps = (self.queue.close, self._cancel_all, self._downloads.close, self.engine.close, self.queue.join_threads)
         try:
             for step in steps:

@@ -18,7 +18,7 @@ from omni.frontend.messages import RemoteMedia, check_messages, check_size, has_
 from omni.frontend.options import FrontendOptions
 from omni.frontend.prepared import checked_prepared
 from omni.media import MediaOptions
-from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
+from omni.payload import AudioChunk, GeneratedTokens, LogprobsChunk
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams
 
@@ -90,7 +90,7 @@ def size_of(event: Event) -> int:
             size = _TOKEN_BYTES * len(tokens.ids)
         case StageOutput(meta=AudioChunk() as audio, tensors=tensors):
             size = audio.samples.nbytes
-        case StageOutput(meta=TokenLogprobs() as scores, tensors=tensors):
+        case StageOutput(meta=LogprobsChunk() as scores, tensors=tensors):
             size = scores.ids.nbytes + scores.logprobs.nbytes + scores.ranks.nbytes
         case StageOutput(tensors=tensors):
             size = 0

@@ -13,7 +13,7 @@ from omni.api.results import Metrics, Output, Result, StageMetrics, TokenLogprob
 from omni.engine import RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, ReturnedError, is_unicode, quoted, type_of
 from omni.frontend.base import TextDecoder
-from omni.payload import AudioChunk, CodecFrames, GeneratedTokens, Payload, TokenLogprobs
+from omni.payload import AudioChunk, CodecFrames, GeneratedTokens, LogprobsChunk, Payload
 
 
 class RequestOutput:
@@ -56,7 +56,7 @@ class RequestOutput:
             case StageOutput(modality="text", meta=GeneratedTokens() as tokens) if self._decoder is not None:
                 self._times.token(at)
                 return self._text(self._read(self._decoder, tokens.ids), tokens.ids)
-            case StageOutput(modality="text", meta=TokenLogprobs() as logprobs):
+            case StageOutput(modality="text", meta=LogprobsChunk() as logprobs):
                 return self._scores(logprobs)
             case StageOutput(modality="audio", meta=AudioChunk() as audio):
                 return self._sound(at, audio)
@@ -122,7 +122,7 @@ class RequestOutput:
             self._outputs.setdefault(modality, []).append(payload)
         return self._output(outputs={modality: (payload,)})
 
-    def _scores(self, chunk: TokenLogprobs) -> Output:
+    def _scores(self, chunk: LogprobsChunk) -> Output:
         logprobs = _token_logprobs(chunk)
         if self._keep:
             (self._prompt_logprobs if chunk.prompt else self._logprobs).extend(logprobs)
@@ -148,7 +148,7 @@ class RequestOutput:
         return Usage(self._prompt_tokens, {name: s.counts["tokens"] for name, s in stages if "tokens" in s.counts})
 
 
-def _token_logprobs(chunk: TokenLogprobs) -> tuple[TokenLogprob, ...]:
+def _token_logprobs(chunk: LogprobsChunk) -> tuple[TokenLogprob, ...]:
     rows = zip(chunk.ids.tolist(), chunk.logprobs.tolist(), chunk.ranks.tolist(), strict=True)
     return tuple(
         TokenLogprob(ids[0], values[0], rank, dict(zip(ids[1:], values[1:], strict=True))) for ids, values, rank in rows

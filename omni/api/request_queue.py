@@ -15,7 +15,7 @@ from omni.api.serial_executor import SerialExecutor
 from omni.engine import Admission, EngineOptions, PriorityQueue, Rejected
 from omni.errors import OmniError, OverloadedError, StageError, as_omni_error
 from omni.frontend.messages import RemoteMedia
-from omni.media import Downloads
+from omni.media import MediaDownloader
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class RequestQueue:
     """
 
     def __init__(
-        self, preparer: RequestPreparer, downloads: Downloads, executor: SerialExecutor, limits: EngineOptions
+        self, preparer: RequestPreparer, downloads: MediaDownloader, executor: SerialExecutor, limits: EngineOptions
     ) -> None:
         self._preparer = preparer
         self._engine = preparer.engine

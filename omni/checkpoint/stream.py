@@ -157,7 +157,7 @@ def _extents(pieces: Iterable[_Piece]) -> Iterator[_Extent]:
         unit, at = piece.unit, piece.start
         wanted = (piece.end - piece.begin) // piece.dtype.itemsize
         while at < piece.stop:
-            # Whether the unit follows the extent's bytes, aligned to its elements, and has room in it.
+            # Whether the unit follows the extent's bytes, aligned to its elements, and fits in it.
             filled = extent.stop - extent.start if extent is not None else 0
             fits = filled % piece.dtype.itemsize == 0 and filled + unit <= WINDOW_BYTES
             if extent is None or extent.path != piece.path or extent.stop != at or not fits:
@@ -176,15 +176,15 @@ def _extents(pieces: Iterable[_Piece]) -> Iterator[_Extent]:
 
 
 def _read(extent: _Extent, slot: NDArray[np.generic]) -> None:
-    room = slot.data[: extent.stop - extent.start]
+    unread = slot.data[: extent.stop - extent.start]
     with extent.path.open("rb", buffering=0) as file:
         file.seek(extent.start)
-        while room:
-            count = file.readinto(room)
+        while unread:
+            count = file.readinto(unread)
             if not count:
-                problem = f"ends {len(room)} bytes before its weights do"
+                problem = f"ends {len(unread)} bytes before its weights do"
                 raise CheckpointError(extent.path.name, problem, "download the shard again")
-            room = room[count:]
+            unread = unread[count:]
     for read in extent.reads:
         piece = read.piece
         if piece.end - piece.begin < piece.unit:

@@ -46,7 +46,7 @@ def stdout_error(error: OSError) -> Exception:
     """The error of unwritable standard output: BrokenPipeError if its reader ended, otherwise InputError."""
     if isinstance(error, BrokenPipeError):
         return error
-    return InputError("standard output", f"cannot be written ({error.strerror})", "send it where there is room")
+    return InputError("standard output", f"cannot be written ({error.strerror})", "send it where there is free space")
 
 
 def _of_stdout(error: Exception) -> Exception:

@@ -221,9 +221,9 @@ def _part(stage: StageReport, place: str) -> str:
     if layout.size == 1:
         return stage.name
     rank = stage.places.index(place)
-    part = f" (part {layout.position(rank) + 1} of {layout.pipeline} of its layers)" if layout.pipeline > 1 else ""
+    held = f" (layer range {layout.position(rank) + 1} of {layout.pipeline})" if layout.pipeline > 1 else ""
     experts = " (experts divided)" if stage.expert_parallel else ""
-    return f"rank {rank} of {layout.size} of {stage.name}{part}{experts}"
+    return f"rank {rank} of {layout.size} of {stage.name}{held}{experts}"
 
 
 def _outputs(report: Explanation) -> Iterator[str]:

@@ -14,7 +14,7 @@ from omni.engine.cut import CutStages
 from omni.engine.memory import Budget, DeviceShare, budget_of
 from omni.engine.rows import MemoryPlan, divide_memory, footprints_of
 from omni.errors import ConfigError
-from omni.stage import Footprint, LoadedStage, NoRoomError, RowCost, most_rows
+from omni.stage import Footprint, InsufficientMemoryError, LoadedStage, RowCost, most_rows
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ def count_memory(target: Target, placement: Placement) -> dict[str, MemoryReport
     # A plugin's model may raise anything on the meta device; the rest of the report remains valid.
     except Exception as error:
         # A start would refuse these settings too. A lack of host memory is different: the machine of the start may have more.
-        if isinstance(error, ConfigError) and not isinstance(error, NoRoomError):
+        if isinstance(error, ConfigError) and not isinstance(error, InsufficientMemoryError):
             raise
         problem = f"unknown: {type(error).__name__}: {error}"
         bounds = {place: _bound(device_of(place), asked, found[device_of(place)]) for place in placement.places}
@@ -161,7 +161,7 @@ def measure_memory(target: Target, placement: Placement) -> dict[str, MemoryRepo
         device = devices[device_of(place)]
         found[place] = _measure(target, placement, place, device, free[device_of(place)])
         if device.torch_device.type == "cuda":
-            torch.cuda.empty_cache()  # the stages of the next place take their room
+            torch.cuda.empty_cache()  # the stages of the next place take their memory
     return found
 
 

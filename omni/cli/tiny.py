@@ -13,7 +13,7 @@ from omni.plugin.manager import Plugins, load_plugins
 from omni.utils.files import filling
 
 _DISTRIBUTION = "omni-stages"
-_ROOM = 4 * 2**20
+_PROBE_BYTES = 4 * 2**20
 """Bytes: more than a tiny checkpoint's largest file."""
 
 
@@ -35,7 +35,7 @@ def write(directory: Path, family: str | None, seed: int) -> None:
             _open_to_readers(part)
         size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     except OSError as error:
-        remedy = "name a folder that can be written, on a disk with room"
+        remedy = "name a folder that can be written, on a disk with free space"
         raise ConfigError(str(directory), f"cannot be written ({error.strerror})", remedy) from error
     typer.echo(f"wrote a tiny {chosen.name} checkpoint to {directory} ({size / 1e6:.1f} MB)")
 
@@ -48,7 +48,7 @@ def _write(write_tiny: _WriteTiny, field: str, part: Path, seed: int) -> None:
         raise
     except Exception as error:
         # Writing to the disk shows whether it was full.
-        (part / "room").write_bytes(bytes(_ROOM))
+        (part / "probe").write_bytes(bytes(_PROBE_BYTES))
         if isinstance(error, OmniError):
             raise
         raise plugin_error(field, fault_of(error, write_tiny), "correct it") from error

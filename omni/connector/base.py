@@ -24,7 +24,7 @@ Rules for both ends:
 - A receiver works in `receive`, `add` and `tick`, never in `poll`: the engine polls only the oldest payload of a request. `busy` is
   true while `tick` has work.
 - A receiver may hand out memory of the pool, but bounded: the part beyond three quarters of the pool is copied into
-  memory of its own at once. So a consumer that waits for room never keeps the sender from the payloads of other
+  memory of its own at once. So a consumer that takes no inputs never keeps the sender from the payloads of other
   requests. A released payload whose `after` is not done counts as held.
 - Beyond `Reach.PROCESS` page slices arrive gathered, as tensors, and every tensor is on the receiver's device.
 - When the receiver's process has ended, the engine aborts the refs that are not sent, and calls `peer_lost`. When the

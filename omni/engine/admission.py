@@ -118,7 +118,7 @@ class Admission(Generic[T]):
             return self._short(self.waiting >= most, active, most_bytes)
 
         self._held_memory.add(held)
-        rejected = self._make_room(request, short)
+        rejected = self._reject_less_urgent(request, short)
         refused = short()
         self._held_memory.remove(held)
         if refused is not None:
@@ -144,7 +144,7 @@ class Admission(Generic[T]):
         self._remove(request)
         request.held, request.ready = held, request.ready or ready
         self._held_memory.add(held)
-        rejected = self._make_room(request, lambda: self._short(False, 0, most_bytes))
+        rejected = self._reject_less_urgent(request, lambda: self._short(False, 0, most_bytes))
         self._held_memory.remove(held)
         self._add(request)
         return rejected
@@ -184,7 +184,9 @@ class Admission(Generic[T]):
             problem = f"the request alone holds {alone} bytes, above the {self._max_bytes} of all waiting requests"
             raise OverloadedError(_BYTES, problem, "send less in one request", "raise it")
 
-    def _make_room(self, newcomer: WaitingRequest[T], short: Callable[[], OverloadedError | None]) -> list[Rejected[T]]:
+    def _reject_less_urgent(
+        self, newcomer: WaitingRequest[T], short: Callable[[], OverloadedError | None]
+    ) -> list[Rejected[T]]:
         """Removes as few less urgent requests as necessary; none if that does not suffice."""
         removed: list[Rejected[T]] = []
         while (error := short()) is not None:

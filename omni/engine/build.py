@@ -22,7 +22,7 @@ from omni.engine.faults import Mailbox
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
-from omni.engine.peers import EdgeEnds
+from omni.engine.peers import EngineEdges
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.resolve import DTYPES, Plan, check_formats
 from omni.engine.rows import divide_again, divide_memory
@@ -33,7 +33,7 @@ from omni.engine.warm import WarmupPlan, compiling
 from omni.errors import OmniError, errors_as, plugin_setup
 from omni.kernels import CompileCounter, Compiled, CompileProcesses, process_count
 from omni.parallel import Ranks
-from omni.parallel.rendezvous import RankEnds
+from omni.parallel.rendezvous import RankResources
 from omni.pipeline import Pipeline, Stage
 from omni.plugin import expect
 from omni.plugin.manager import Plugins
@@ -156,14 +156,14 @@ def build_engine(
     place: str | None = None,
     share: DeviceShare = ALONE,
     take_timeline: Callable[[Trace], object] | None = None,
-    rank_ends: Mapping[str, RankEnds] = MappingProxyType({}),
+    rank_resources: Mapping[str, RankResources] = MappingProxyType({}),
     compile_processes: CompileProcesses | None = None,
 ) -> Engine:
     """Loads the stages of a place onto `device`, measures the memory of steps if it is bounded, and divides the rest
     into pages.
 
     command_queue: see `Engine`. place: None for all stages. share: of the device's memory. take_timeline: gets the timeline
-    when the engine closes, instead of the file. rank_ends: of the stages with a rank on the place. compile_processes: started
+    when the engine closes, instead of the file. rank_resources: of the stages with a rank on the place. compile_processes: started
     before; the caller closes them. None starts them if they are needed.
     """
     here = place if place is not None else str(device.torch_device)
@@ -177,7 +177,7 @@ def build_engine(
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
         timeline = _timeline_file(options, device, own, take_timeline)
         # All before the first weights: after those the ranks are seconds or minutes apart.
-        cut = CutStages.open(placement, here, device.torch_device, rank_ends)
+        cut = CutStages.open(placement, here, device.torch_device, rank_resources)
         started = _start(
             plan,
             checkpoint,
@@ -226,11 +226,11 @@ def _all_on(plan: Plan, place: str) -> Placement:
     return Placement({stage.name: (place,) for stage in plan.pipeline.stages}, place)
 
 
-def _open_ends(pipeline: Pipeline, plugins: Plugins, placement: Placement, here: str, device: Device) -> EdgeEnds:
+def _open_ends(pipeline: Pipeline, plugins: Plugins, placement: Placement, here: str, device: Device) -> EngineEdges:
     """The senders of this place: before the memory is divided, as their pools take of it."""
     selector, led = ConnectorSelector(plugins), placement.on(here) - placement.followed(here)
     edges = [*selector.open_edges(pipeline, placement, here), *selector.open_outputs(pipeline, led, here)]
-    return EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    return EngineEdges(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
 
 
 def _timeline_file(
@@ -344,7 +344,7 @@ def _never(request_id: str) -> bool:
 
 
 def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[str, int]:
-    """The working memory of each stage in bytes. Raises ConfigError if there is no room for its largest steps."""
+    """The working memory of each stage in bytes. Raises ConfigError if memory is insufficient for its largest steps."""
     working: dict[str, int] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():

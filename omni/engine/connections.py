@@ -16,7 +16,7 @@ from omni.engine.peer_messages import (
     ToConsumer,
     ToProducer,
 )
-from omni.engine.peers import EdgeEnds
+from omni.engine.peers import EngineEdges
 from omni.engine.request import ConnectPeer
 from omni.errors import LostPeerError, OmniError, StageError
 
@@ -30,7 +30,7 @@ class PeerConnections:
 
     def __init__(
         self,
-        ends: EdgeEnds,
+        ends: EngineEdges,
         active: Mapping[str, ActiveRequest],
         *,
         abort: Callable[[str, OmniError], None],

@@ -11,7 +11,7 @@ from omni.engine.placement import Placement
 from omni.engine.rows import MemoryPlan
 from omni.parallel import RankLayout, Ranks, silent_ranks
 from omni.parallel.channel import MessageCounter
-from omni.parallel.rendezvous import RankEnds, open_ranks
+from omni.parallel.rendezvous import RankResources, open_ranks
 
 Redivide = Callable[[MemoryPlan, Mapping[str, int]], MemoryPlan]
 """Divides the memory again, with other numbers of rows by stage."""
@@ -25,7 +25,9 @@ class CutStages:
     layouts: Mapping[str, RankLayout] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, placement: Placement, place: str, device: torch.device, ends: Mapping[str, RankEnds]) -> "CutStages":
+    def open(
+        cls, placement: Placement, place: str, device: torch.device, ends: Mapping[str, RankResources]
+    ) -> "CutStages":
         """The cut stages of a place. ends: by stage. Waits for the engines of the other ranks."""
         opened: dict[str, Ranks] = {}
         # By the place of the other engine: rank 0 of all stages that share one is in the same engine.

@@ -15,8 +15,7 @@ from omni.engine.cut import CutStages
 from omni.engine.faults import StageFault
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
-from omni.engine.peers import EdgeEnds
-from omni.engine.reports import StageReports
+from omni.engine.peers import EngineEdges
 from omni.engine.request import (
     AbortRequest,
     ConnectPeer,
@@ -28,6 +27,7 @@ from omni.engine.request import (
 )
 from omni.engine.stage_order import StageOrder
 from omni.engine.start import StartReport
+from omni.engine.stats import StageStats
 from omni.errors import OmniError, StageError, as_omni_error, error_text, plugin_call, printable_error
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
@@ -69,7 +69,7 @@ class Engine:
         orchestrator: Orchestrator,
         *,
         workers: Mapping[str, StageWorker],
-        ends: EdgeEnds,
+        ends: EngineEdges,
         memory: Mapping[str, StageMemory],
         timeline: TimelineFile | None = None,
         command_queue: CommandQueue | None = None,
@@ -87,7 +87,7 @@ class Engine:
         self._device = device
         self._orchestrator = orchestrator
         self._workers = workers
-        self._reports = StageReports(workers, orchestrator)
+        self._stats = StageStats(workers, orchestrator)
         self._ends = ends
         self._timeline = timeline
         self._stage_order = stage_order
@@ -163,15 +163,15 @@ class Engine:
 
     def longest_prompt(self, stage: str) -> int | None:
         """The maximum prompt length of a stage in tokens; None for a stage without prompts."""
-        return self._reports.longest_prompt(stage)
+        return self._stats.longest_prompt(stage)
 
     def usage(self) -> Mapping[str, StageUsage]:
         """Resources in use at each stage. Raises StageError if a stage cannot report them."""
-        return {name: self._reports.usage(name) for name in self._workers}
+        return {name: self._stats.usage(name) for name in self._workers}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Totals of each stage since the start, by name. Raises StageError if a stage cannot report them."""
-        return {name: self._reports.counters(name) for name in self._workers}
+        return {name: self._stats.counters(name) for name in self._workers}
 
     @property
     def closed_stages(self) -> Collection[str]:
@@ -184,7 +184,7 @@ class Engine:
         does a stage whose rank 0 is in another engine, which has the requests."""
         if self._command_queue.waiting or self._orchestrator.unfinished or self._orchestrator.busy:
             return False
-        return not any(self._reports.holds(stage) for stage in self._workers if stage not in self._cut.followed)
+        return not any(self._stats.holds(stage) for stage in self._workers if stage not in self._cut.followed)
 
     @property
     def cut_stages(self) -> Collection[str]:
@@ -194,7 +194,7 @@ class Engine:
     @property
     def _follows(self) -> bool:
         """Whether a stage whose rank 0 is in another engine has incomplete steps. If it has, it may launch the next one."""
-        return any(self._reports.holds(stage) for stage in self._cut.followed)
+        return any(self._stats.holds(stage) for stage in self._cut.followed)
 
     def close(self) -> None:
         """Aborts all requests, stops the loop and frees the stages. Idempotent.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omni.errors import ConfigError
-from omni.stage import Footprint, NoRoomError
+from omni.stage import Footprint, InsufficientMemoryError
 from omni.utils.table import columns
 
 _RESERVE_SHARE = 50
@@ -77,7 +77,7 @@ def divide(
 
     With a budget, stages get the pages of their options, or their minimum; the rest is divided in proportion to the
     pages that each could still use. Less than one page of each stage remains, unless every stage is at its maximum.
-    Raises NoRoomError, with the numbers of every stage, if the minimum does not fit.
+    Raises InsufficientMemoryError, with the numbers of every stage, if the minimum does not fit.
     """
     if budget is None:
         return {name: _memory(f, None, _pages(f, f.most_pages)) for name, f in footprints.items()}
@@ -104,7 +104,7 @@ def _memory(f: Footprint, working: int | None, pages: int) -> StageMemory:
     )
 
 
-def _too_small(least: Mapping[str, StageMemory], budget: Budget) -> NoRoomError:
+def _too_small(least: Mapping[str, StageMemory], budget: Budget) -> InsufficientMemoryError:
     needed = sum(memory.total for memory in least.values())
     problem = f"the stages need {needed:,} bytes and may take {budget.bytes:,}"
     more = "raise it" if budget.field == "engine.memory_bytes" else "take a device with more memory free"
@@ -112,7 +112,9 @@ def _too_small(least: Mapping[str, StageMemory], budget: Budget) -> NoRoomError:
     rows = "max_num_seqs" if any((memory.rows or 1) > 1 for memory in least.values()) else "max_num_batched_tokens"
     options = f"options such as max_model_len, {rows} and cache_bytes"
     apart = "place stages on other devices (<stage>.place), cut one across several (<stage>.tensor_parallel)"
-    return NoRoomError(budget.field, problem, f"{more}, {apart}, or lower the stages' {options}:\n{table(least)}")
+    return InsufficientMemoryError(
+        budget.field, problem, f"{more}, {apart}, or lower the stages' {options}:\n{table(least)}"
+    )
 
 
 def table(stages: Mapping[str, StageMemory]) -> str:

@@ -9,7 +9,7 @@ from omni.engine.connections import PeerConnections
 from omni.engine.credit import Credit
 from omni.engine.faults import ClosedStages, Mailbox, StageFault, discard_work
 from omni.engine.forwarder import Forwarder
-from omni.engine.peers import EdgeEnds
+from omni.engine.peers import EngineEdges
 from omni.engine.priority_queue import ServingOrder
 from omni.engine.produced import AUDIO
 from omni.engine.request import (
@@ -45,7 +45,7 @@ class Orchestrator:
         *,
         workers: Mapping[str, StageWorker],
         adapters: Mapping[str, AdapterFactory],
-        ends: EdgeEnds,
+        ends: EngineEdges,
         admission: Admission[SubmitRequest],
         place: str = "",
         is_held: Callable[[str], bool] = lambda request_id: False,

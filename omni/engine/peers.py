@@ -92,7 +92,7 @@ class _Peer:
     """Messages for requests that are not here yet, with their numbers."""
 
 
-class EdgeEnds:
+class EngineEdges:
     """The ends of an engine's edges: senders and receivers of its own edges, and those to other engines.
 
     A sender is opened with the engine, since its memory counts when the device is divided. It outlives the engine of

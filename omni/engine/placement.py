@@ -26,7 +26,7 @@ _DERIVED = ("cuda_ipc", "shm")
 @dataclass(frozen=True)
 class Placement:
     """stages: the places of each stage, one for each of its replicas; of a stage that is cut across engines that of rank 0, where
-    its requests and edges are. ranks, layouts: of such stages alone, the places of all ranks in order, and the part of each.
+    its requests and edges are. ranks, layouts: of such stages alone, the places of all ranks in order, and what each holds.
 
     A place is an engine, named by its device (`"cuda:1"`), or by its device and a further word (`"cpu/2"`) for one more
     engine there. main: the place of stages without a setting.

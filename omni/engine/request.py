@@ -48,7 +48,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """A piece of a wanted output. meta: `GeneratedTokens`, `TokenLogprobs`, `AudioChunk` or a stage kind's type. tensors:
+    """A piece of a wanted output. meta: `GeneratedTokens`, `LogprobsChunk`, `AudioChunk` or a stage kind's type. tensors:
     in host memory, the receiver's own."""
 
     modality: str

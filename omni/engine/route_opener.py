@@ -6,7 +6,7 @@ from functools import partial
 from omni.engine.active import ActiveRequest
 from omni.engine.credit import Credit
 from omni.engine.faults import Mailbox
-from omni.engine.peers import EdgeEnds, RemoteConsumer, RemoteProducer
+from omni.engine.peers import EngineEdges, RemoteConsumer, RemoteProducer
 from omni.engine.request import EngineRequest
 from omni.engine.route import InRoute, OutRoute
 from omni.engine.user_route import UserRoute
@@ -29,7 +29,7 @@ class RouteOpener:
         workers: Mapping[str, StageWorker],
         mailboxes: Mapping[str, Mailbox],
         adapters: Mapping[str, AdapterFactory],
-        ends: EdgeEnds,
+        ends: EngineEdges,
         place: str,
         *,
         leases: Mapping[str, dict[Lease, None]],

@@ -9,7 +9,7 @@ from omni.device import Device
 from omni.engine.memory import Budget, StageMemory, divide
 from omni.errors import plugin_setup
 from omni.plugin import expect
-from omni.stage import ROW_NUMBERS, Footprint, LoadedStage, NoRoomError, RowCost, RowStage
+from omni.stage import ROW_NUMBERS, Footprint, InsufficientMemoryError, LoadedStage, RowCost, RowStage
 
 Measure = Callable[[Mapping[str, LoadedStage], Device], Mapping[str, int]]
 
@@ -41,9 +41,9 @@ def divide_memory(
     where the first number of rows turns out not to fit. most: the maximum (`omni.stage.most_rows`).
 
     All of these stages get the same number, the largest of `ROW_NUMBERS` up to `most` that fits: a request passes through all of
-    them, and a row of one stage without a row of the next only waits. A number fits if, beside all other memory, there is room for
-    a request of typical length in every row. One row fits if a request of full length does. The stages and the budget alone
-    determine the number. Raises NoRoomError, with the numbers of every stage, if one row does not fit.
+    them, and a row of one stage without a row of the next only waits. A number fits if, beside all other memory, a request of
+    typical length in every row fits. One row fits if a request of full length does. The stages and the budget alone
+    determine the number. Raises InsufficientMemoryError, with the numbers of every stage, if one row does not fit.
     """
     stages = {
         name: stage for name, stage in loaded.items() if isinstance(stage, RowStage) and stage.chosen_rows is None
@@ -157,14 +157,14 @@ class _Search:
             below = rows if self._measured and self._measured[-1][0] == rows else rows // 2 + 1
 
     def _try(self, rows: int) -> MemoryPlan | None:
-        """The plan with so many rows; None if it does not fit. Raises NoRoomError if a single row does not."""
+        """The plan with so many rows; None if it does not fit. Raises InsufficientMemoryError if a single row does not."""
         try:
             _set_rows(self._stages, rows)
             footprints = self._with_caches(footprints_of(self._loaded), rows)
             divide(footprints, {}, self._budget)
             working = self._working(rows)
             memory = divide(footprints, working, self._budget)
-        except NoRoomError:
+        except InsufficientMemoryError:
             if rows == 1:
                 raise
             return None

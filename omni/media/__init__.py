@@ -1,7 +1,7 @@
 """Sound and pictures: from users' sources to arrays, and to files."""
 
 from omni.media.audio import AudioSource, check_audio, load_audio, save_wav
-from omni.media.download import Downloads
+from omni.media.download import MediaDownloader
 from omni.media.image import ImageSource, check_image, load_image
 from omni.media.options import MediaOptions
 from omni.media.samples import content_hash
@@ -10,8 +10,8 @@ from omni.media.source import Downloaded
 __all__ = [
     "AudioSource",
     "Downloaded",
-    "Downloads",
     "ImageSource",
+    "MediaDownloader",
     "MediaOptions",
     "check_audio",
     "check_image",

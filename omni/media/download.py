@@ -10,7 +10,7 @@ from omni.media.http import Resolver, download
 from omni.media.options import MediaOptions
 
 
-class Downloads:
+class MediaDownloader:
     """Fetches any number of URLs at once. The thread starts with the first. Nothing here waits. Each download ends at most
     `MediaOptions.download_seconds` after it began, or when its future is cancelled."""
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import url2pathname
 
 from omni.errors import InputError, check_unicode, quoted, shortened
-from omni.media.download import Downloads
+from omni.media.download import MediaDownloader
 from omni.media.local import check_path, open_file, too_large
 from omni.media.options import MediaOptions
 from omni.media.url import check_url, failed, is_remote
@@ -57,7 +57,7 @@ def decode_base64(text: str, *, field: str, max_bytes: int) -> bytes:
 
 def _fetched(url: str, field: str, options: MediaOptions, downloaded: Downloaded | None) -> bytes:
     if downloaded is None:
-        downloads = Downloads(options)
+        downloads = MediaDownloader(options)
         try:
             return downloads.fetch(url, field).result()
         finally:

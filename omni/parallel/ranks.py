@@ -1,4 +1,4 @@
-"""The part of an engine in a stage that is cut across engines."""
+"""Ranks: the engines of a stage that is cut across engines, and what each of them holds."""
 
 import math
 from abc import ABC, abstractmethod
@@ -30,9 +30,9 @@ class RankChannel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """The division of a stage among its ranks. tensor: number of parts that each layer is cut into. pipeline: number of parts that
-    the sequence of layers is cut into. The first `tensor` ranks hold the last layers, the next ones the layers before these, and so
-    on: rank 0 leads, and the results of a step are where its last layers are."""
+    """The division of a stage among its ranks. pipeline: number of layer ranges. tensor: number of shards of each layer, and so of
+    ranks for each layer range. The first `tensor` ranks hold the last layer range, the next ones the range before it, and so on:
+    rank 0 leads, and the results of a step are where the last layers are."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -42,15 +42,15 @@ class RankLayout:
         return self.tensor * self.pipeline
 
     def position(self, rank: int) -> int:
-        """The part of the sequence of layers that a rank holds, 0 for the first."""
+        """The position of a rank's layer range, 0 for that with the first layers."""
         return self.pipeline - 1 - rank // self.tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRank:
-    """The part of an engine in a stage whose sequence of layers is cut (pipeline parallelism). position: of its layers, 0 for the
-    first; its rank in both communicators. size: number of parts. hidden: for hidden states, from each part to the next. tokens: for
-    sampled tokens, from the last part to the others."""
+    """A rank of a stage with several layer ranges (pipeline parallelism). position: of its layer range, 0 for that with the first
+    layers; its rank in both communicators. size: number of layer ranges. hidden: for hidden states, from each range to the next.
+    tokens: for sampled tokens, from the last range to the others."""
 
     position: int
     size: int
@@ -69,7 +69,7 @@ class PipelineRank:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks(ABC):
     """rank: of this engine. size: number of ranks. communicator: of all ranks, for inputs that rank 0 alone has. tensor: of the
-    ranks with parts of the same layers; None if layers are whole. pipeline: None if this rank has all layers. step_seconds: time
+    ranks with the same layer range; None if layers are whole. pipeline: None if this rank has all layers. step_seconds: time
     after which an incomplete step counts as hung (`StepWatch`)."""
 
     rank: int

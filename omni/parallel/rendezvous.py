@@ -1,7 +1,7 @@
 """Connects the ranks of a stage at the start of their engines.
 
 The process that starts the engines gives each of them the same memory, which has the ranks' store, and the ends of sockets between
-rank 0 and the others (`RankEnds`). The memory and the sockets have no names, so they disappear with the processes.
+rank 0 and the others (`RankResources`). The memory and the sockets have no names, so they disappear with the processes.
 """
 
 import socket
@@ -29,7 +29,7 @@ STEP_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class RankEnds:
+class RankResources:
     """Resources that a rank was given. store: descriptor of the memory, -1 before it is given. sockets: to other ranks, by rank."""
 
     store: int = -1
@@ -55,7 +55,7 @@ def open_ranks(
     rank: int,
     layout: RankLayout,
     device: torch.device,
-    ends: RankEnds,
+    ends: RankResources,
     counters: Mapping[int, MessageCounter] | None = None,
 ) -> Ranks:
     """counters: by rank of the ends; None if no other stage has ranks in the same engines. Waits for the other ranks. Raises
@@ -81,18 +81,18 @@ def open_ranks(
         )
 
     communicator = open_group("all", range(size), ((0, other) for other in range(1, size)))
-    position, part = layout.position(rank), rank % layout.tensor
+    position, shard = layout.position(rank), rank % layout.tensor
     tensor, pipeline = None, None
     if layout.tensor > 1:
-        tensor = open_group(f"layers {position}", range(rank - part, rank - part + layout.tensor), collectives=True)
+        tensor = open_group(f"layers {position}", range(rank - shard, rank - shard + layout.tensor), collectives=True)
     if layout.pipeline > 1:
         last = layout.pipeline - 1
-        column = range(part, size, layout.tensor)[::-1]  # by position
+        column = range(shard, size, layout.tensor)[::-1]  # by position
         pipeline = PipelineRank(
             position=position,
             size=layout.pipeline,
-            hidden=open_group(f"hidden {part}", column, pairwise(range(layout.pipeline))),
-            tokens=open_group(f"tokens {part}", column, ((last, other) for other in range(last))),
+            hidden=open_group(f"hidden {shard}", column, pairwise(range(layout.pipeline))),
+            tokens=open_group(f"tokens {shard}", column, ((last, other) for other in range(last))),
         )
     counters = counters if counters is not None else {other: MessageCounter() for other in ends.sockets}
     channel: RankChannel

@@ -5,10 +5,10 @@ from omni.payload.payload import (
     CodecFrames,
     Encoded,
     GeneratedTokens,
+    LogprobsChunk,
     PageSlice,
     Payload,
     RequestHiddenStates,
-    TokenLogprobs,
 )
 
 __all__ = [
@@ -16,8 +16,8 @@ __all__ = [
     "CodecFrames",
     "Encoded",
     "GeneratedTokens",
+    "LogprobsChunk",
     "PageSlice",
     "Payload",
     "RequestHiddenStates",
-    "TokenLogprobs",
 ]

@@ -86,7 +86,7 @@ class GeneratedTokens(msgspec.Struct, frozen=True, kw_only=True):
     ends: bool = False
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+class LogprobsChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities of consecutive tokens from the model's own logits, before all processing. first: index of the first token
     among the generated tokens, or among the prompt's if `prompt`. ids: int64 `[n, 1 + k]`, each token's own id, then the `k`
     likeliest. logprobs: float32 `[n, 1 + k]`, of these ids. ranks: int64 `[n]`, the token's among all ids; 1 is the likeliest."""

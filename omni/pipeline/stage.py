@@ -28,11 +28,10 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     priority: stream priority hint; lower values run first where the device supports it.
     place: the device of the stage, `"cuda:1"`; several, separated by commas, for a replica on each; `"cpu/2"` for a
         further process on a device. None uses the engine's device. Users set it as `"name.place"`.
-    tensor_parallel, pipeline_parallel: number of parts that each layer, and the sequence of layers, is cut into. Their product is
-        the number of ranks, at most 64. With more than 1, `place` names so many places: those of the ranks, in order. A stage
-        whose kind is not cut by tensors has replicas there. Users set them as `"name.tensor_parallel"` and
-        `"name.pipeline_parallel"`.
-    expert_parallel: whether the experts of a mixture are divided among the ranks with parts of a layer, instead of the width of
+    tensor_parallel, pipeline_parallel: number of shards of each layer, and of layer ranges. Their product is the number of
+        ranks, at most 64. With more than 1, `place` names so many places: those of the ranks, in order. A stage whose kind is
+        not cut by tensors has replicas there. Users set them as `"name.tensor_parallel"` and `"name.pipeline_parallel"`.
+    expert_parallel: whether the experts of a mixture are divided among the ranks with shards of a layer, instead of the width of
         each expert. Users set it as `"name.expert_parallel"`.
     dtype: of weights and activations, `"float32"`, `"bfloat16"` or `"float16"`; None uses the engine's. Users set it as
         `"name.dtype"`, unless the options have a field of that name.

@@ -27,8 +27,8 @@ from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.process.child import EngineProcess
-from omni.process.placed import PlacedEngines
 from omni.process.start_group import PlacedEngine
+from omni.process.supervisor import EngineSupervisor
 from omni.process.tracked_request import TrackedRequest
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
@@ -51,7 +51,7 @@ class EngineGroup:
 
     def __init__(self, early: EngineProcess | None = None) -> None:
         """Starts the first process, unless `early` is it; its imports run while this one reads settings and files."""
-        self._placed = PlacedEngines(self._place_waiting, early)
+        self._supervisor = EngineSupervisor(self._place_waiting, early)
         self._tracked: dict[str, TrackedRequest] = {}
         self._waiting: list[TrackedRequest] = []
         self._numbers = itertools.count(1)
@@ -60,12 +60,12 @@ class EngineGroup:
     @property
     def pids(self) -> Mapping[str, int]:
         """The ids of the processes, by place."""
-        return {place: placed.engine.pid for place, placed in self._placed.by_place.items()}
+        return {place: placed.engine.pid for place, placed in self._supervisor.by_place.items()}
 
     @property
     def start_reports(self) -> Mapping[str, StartReport]:
         """See `EngineClient.start_reports`."""
-        return {place: placed.engine.start_report for place, placed in self._placed.by_place.items()}
+        return {place: placed.engine.start_report for place, placed in self._supervisor.by_place.items()}
 
     @property
     def takes_text_rules(self) -> bool:
@@ -74,11 +74,11 @@ class EngineGroup:
     @property
     def failure(self) -> OmniError | None:
         """See `EngineClient.failure`: a stage is closed, or not started again, in all of its engines."""
-        if self._placed.closing.is_set():
+        if self._supervisor.closing.is_set():
             return _closed()
-        with self._placed.lock:
+        with self._supervisor.lock:
             for stage in self._pipeline.stages:
-                failures = [_failure_of(placed, stage.name) for placed in self._placed.of_stage(stage.name)]
+                failures = [_failure_of(placed, stage.name) for placed in self._supervisor.of_stage(stage.name)]
                 if None not in failures:
                     return failures[0]
         return None
@@ -86,9 +86,9 @@ class EngineGroup:
     @property
     def interruption(self) -> OmniError | None:
         """See `EngineClient.interruption`."""
-        with self._placed.lock:
+        with self._supervisor.lock:
             for stage in self._pipeline.stages:
-                engines = self._placed.of_stage(stage.name)
+                engines = self._supervisor.of_stage(stage.name)
                 if not any(placed.up for placed in engines):
                     lost = engines[0].lost or engines[0].failure
                     return fresh(lost) if lost is not None else StageError(stage.name, "running", "it is being started")
@@ -97,20 +97,20 @@ class EngineGroup:
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
         """Has the processes load a checked pipeline. Returns at once; `ready` waits for it. They wait for `set_vocabulary`."""
         self._pipeline, self._options = pipeline, options
-        self._placement = self._placed.load(checkpoint, pipeline, plugins, options)
+        self._placement = self._supervisor.load(checkpoint, pipeline, plugins, options)
 
     def set_vocabulary(self, vocabulary: Vocabulary | None) -> None:
         """Gives the front end's vocabulary to the processes, for rules about text."""
-        self._placed.set_vocabulary(vocabulary)
+        self._supervisor.set_vocabulary(vocabulary)
 
     def ready(self) -> None:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
         it has in its process."""
-        self._placed.ready()
+        self._supervisor.ready()
         self.memory = {
             stage: placed.engine.memory[stage]
             for stage in self._placement.stages
-            for placed in self._placed.of_stage(stage)
+            for placed in self._supervisor.of_stage(stage)
         }
 
     def start(self) -> None:
@@ -119,7 +119,7 @@ class EngineGroup:
     def submit(self, request: EngineRequest, sink: Sink) -> None:
         """See `Engine.submit`."""
         tracked = TrackedRequest(request, SafeSink(request.id, sink))
-        with self._placed.lock:
+        with self._supervisor.lock:
             if request.id in self._tracked:
                 raise AssertionError(f"request id {request.id!r} is in use")
             self._tracked[request.id] = tracked
@@ -127,7 +127,7 @@ class EngineGroup:
 
     def abort(self, request_id: str, error: OmniError) -> None:
         """See `Engine.abort`. The caller may hold a lock that the request's sink takes, so the sink is called elsewhere."""
-        with self._placed.lock:
+        with self._supervisor.lock:
             tracked = self._tracked.get(request_id)
             if tracked is None or tracked.aborted is not None:
                 return
@@ -136,7 +136,7 @@ class EngineGroup:
             if waits:
                 self._waiting.remove(tracked)
             for place in list(tracked.parts):
-                self._placed.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
+                self._supervisor.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
         if waits:
             ending = (tracked, RequestFailed(error))
             threading.Thread(target=self._finish, args=ending, name="omni-abort", daemon=True).start()
@@ -146,8 +146,8 @@ class EngineGroup:
         started again nothing is checked here: the engine checks the request when it comes."""
         asked: dict[str, dict[str, SamplingParams]] = {}
         for stage, params in sampling.items():
-            with self._placed.lock:
-                engines = self._placed.of_stage(stage)
+            with self._supervisor.lock:
+                engines = self._supervisor.of_stage(stage)
                 up = next((placed for placed in engines if placed.up), None)
                 failure = None if any(placed.failure is None for placed in engines) else engines[0].failure
             if failure is not None:
@@ -156,20 +156,20 @@ class EngineGroup:
                 asked.setdefault(up.place, {})[stage] = params
         for place, own in asked.items():
             with suppress(LostPeerError):
-                self._placed.by_place[place].engine.check(own, {stage: fields[stage] for stage in own})
+                self._supervisor.by_place[place].engine.check(own, {stage: fields[stage] for stage in own})
 
     def longest_prompt(self, stage: str) -> int | None:
         """See `Engine.longest_prompt`."""
-        return self._placed.of_stage(stage)[0].engine.longest_prompt(stage)
+        return self._supervisor.of_stage(stage)[0].engine.longest_prompt(stage)
 
     def usage(self) -> Mapping[str, StageUsage]:
         """See `Engine.usage`. The usage of replicas is added up. A stage that is cut across engines has the usage of rank 0."""
-        return _sums(self._led(placed, placed.engine.usage()) for placed in self._placed.by_place.values())
+        return _sums(self._led(placed, placed.engine.usage()) for placed in self._supervisor.by_place.values())
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """See `Engine.counters`. Those of replicas are added up. An engine that was started again counts from 0. The counters of a
         stage that is cut across engines are those of rank 0."""
-        return _sums(self._led(placed, placed.engine.counters()) for placed in self._placed.by_place.values())
+        return _sums(self._led(placed, placed.engine.counters()) for placed in self._supervisor.by_place.values())
 
     def _led(self, placed: PlacedEngine, numbers: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, int]]:
         """Without stages in which the engine has another rank than 0."""
@@ -179,17 +179,17 @@ class EngineGroup:
     @property
     def idle(self) -> bool:
         """See `Engine.idle`."""
-        return not self._tracked and all(placed.engine.idle for placed in self._placed.by_place.values())
+        return not self._tracked and all(placed.engine.idle for placed in self._supervisor.by_place.values())
 
     def close(self) -> None:
         """See `Engine.close`. The processes have exited when this returns."""
-        self._placed.stop()
-        with self._placed.lock:
+        self._supervisor.stop()
+        with self._supervisor.lock:
             waiting, self._waiting = self._waiting, []
         for tracked in waiting:
             self._finish(tracked, RequestFailed(_closed()))
         try:
-            self._placed.close()
+            self._supervisor.close()
         except Exception:
             self._write_timeline()
             raise
@@ -197,14 +197,14 @@ class EngineGroup:
 
     def kill(self) -> None:
         """Ends the processes of a model that could not be loaded."""
-        self._placed.kill()
+        self._supervisor.kill()
 
     # Requests.
 
     def _place(self, tracked: TrackedRequest) -> None:
         """Sends a request to its engines; it waits if one of them is being started again."""
         with tracked.lock:
-            with self._placed.lock:
+            with self._supervisor.lock:
                 failure = None if tracked.finished else tracked.aborted or self._send(tracked)
             if failure is not None:
                 self._finish(tracked, RequestFailed(failure))
@@ -213,7 +213,7 @@ class EngineGroup:
         """Under the lock, so that requests reach every engine in the order of their numbers. Returns why it cannot run."""
         request = tracked.request
         stages = self._pipeline.active(request.modalities, request.inputs)
-        everything = self._placed.by_place
+        everything = self._supervisor.by_place
         load = {place: placed.engine.requests + 2**32 * (not placed.up) for place, placed in everything.items()}
         closed = {place: placed.engine.closed_stages for place, placed in everything.items()}
         places = self._placement.place_request(self._pipeline, stages, load, closed)
@@ -222,7 +222,7 @@ class EngineGroup:
         failure = next((placed.failure for placed in engines if placed.failure is not None), None)
         if failure is not None:
             return fresh(failure)
-        if self._placed.closing.is_set():
+        if self._supervisor.closing.is_set():
             return _closed()
         if not all(placed.up for placed in engines):
             self._waiting.append(tracked)
@@ -293,7 +293,7 @@ class EngineGroup:
         if tracked.places.get(error.stage, place) in tracked.parts:
             tracked.lost = error
             return
-        final = tracked.started or tracked.attempt >= self._retries or self._placed.closing.is_set()
+        final = tracked.started or tracked.attempt >= self._retries or self._supervisor.closing.is_set()
         if final or tracked.aborted is not None:
             self._finish(tracked, RequestFailed(tracked.aborted or error))
             return
@@ -315,7 +315,7 @@ class EngineGroup:
             tracked.finished = True
             error = output.error if isinstance(output, RequestFailed) else None
             self._end_parts(tracked, error or StageError("engine", "ending a request", "its outputs were given"))
-            with self._placed.lock:
+            with self._supervisor.lock:
                 self._tracked.pop(tracked.request.id, None)
         tracked.sink.finish(output)
 
@@ -325,17 +325,17 @@ class EngineGroup:
 
     def _abort_parts(self, tracked: TrackedRequest, error: OmniError) -> None:
         for place in list(tracked.parts):
-            self._placed.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
+            self._supervisor.by_place[place].engine.abort(tracked.part_id, error, tracked.number)
 
     def _place_waiting(self) -> None:
-        with self._placed.lock:
+        with self._supervisor.lock:
             waiting, self._waiting = self._waiting, []
         for tracked in waiting:
             self._place(tracked)
 
     def _write_timeline(self) -> None:
         """Writes the timelines of the engines as one file, once. Raises InputError if it cannot be written."""
-        engines = {place: placed.engine for place, placed in self._placed.by_place.items()}
+        engines = {place: placed.engine for place, placed in self._supervisor.by_place.items()}
         traces = {place: engine.timeline for place, engine in engines.items() if engine.timeline is not None}
         for engine in engines.values():
             engine.timeline = None

@@ -21,12 +21,21 @@ from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec
 from omni.ipc.memory import OutputRing
 from omni.kernels import CompileProcesses, hash_triton, process_count
-from omni.parallel.rendezvous import RankEnds
+from omni.parallel.rendezvous import RankResources
 from omni.process.early import has_nvidia_driver
 from omni.process.errors import ErrorData
 from omni.process.imports import import_code
 from omni.process.logs import LogSender
-from omni.process.messages import Closed, FromEngine, ProcessFailed, RankEnd, Ready, Start, TextVocabulary, ToEngine
+from omni.process.messages import (
+    Closed,
+    FromEngine,
+    ProcessFailed,
+    RankDescriptor,
+    Ready,
+    Start,
+    TextVocabulary,
+    ToEngine,
+)
 from omni.process.server import EngineEnd, EngineServer
 from omni.process.turn_watch import TurnWatch, turn_limit
 from omni.timeline.trace import Trace
@@ -100,12 +109,12 @@ def _end_hung(channel: EngineEnd, error: BaseException) -> NoReturn:
 def _serve(
     channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer, compile_processes: CompileProcesses | None
 ) -> None:
-    start, rank_ends = _receive_start(channel)
+    start, rank_resources = _receive_start(channel)
     for name, level in start.levels.items():
         logging.getLogger(name or None).setLevel(level)
     timelines: list[Trace] = []
     try:
-        engine, rules = _load(channel, start, server, timelines.append, rank_ends, compile_processes)
+        engine, rules = _load(channel, start, server, timelines.append, rank_resources, compile_processes)
     finally:
         if compile_processes is not None:
             compile_processes.close()
@@ -126,17 +135,17 @@ def _serve(
     channel.send(Closed(server.state(), error, timelines[0] if timelines else None))
 
 
-def _receive_start(channel: EngineEnd) -> tuple[Start, dict[str, RankEnds]]:
-    ends: dict[str, RankEnds] = {}
+def _receive_start(channel: EngineEnd) -> tuple[Start, dict[str, RankResources]]:
+    ends: dict[str, RankResources] = {}
     while True:
         received = channel.receive()
         assert received is not None
         message, descriptor = received
         if isinstance(message, Start):
             return message, ends
-        assert isinstance(message, RankEnd)
+        assert isinstance(message, RankDescriptor)
         assert descriptor is not None
-        own = ends.setdefault(message.stage, RankEnds())
+        own = ends.setdefault(message.stage, RankResources())
         if message.other is None:
             own.store = descriptor
         else:
@@ -148,7 +157,7 @@ def _load(
     start: Start,
     server: EngineServer,
     take_timeline: Callable[[Trace], object],
-    rank_ends: Mapping[str, RankEnds],
+    rank_resources: Mapping[str, RankResources],
     compile_processes: CompileProcesses | None,
 ) -> tuple[Engine, HostRulesBuilder | None]:
     torch.set_num_threads(start.threads)
@@ -170,7 +179,7 @@ def _load(
         place=start.place,
         share=start.share,
         take_timeline=take_timeline,
-        rank_ends=rank_ends,
+        rank_resources=rank_resources,
         compile_processes=compile_processes,
     )
     try:

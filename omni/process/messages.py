@@ -106,7 +106,7 @@ class TextVocabulary(msgspec.Struct, frozen=True, tag=True, array_like=True):
         return Vocabulary(self.tokens, Tokenizer.from_str(self.tokenizer) if self.tokenizer is not None else None)
 
 
-class RankEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RankDescriptor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Before `Start`, for a rank of a stage that is cut across engines: the socket to another rank that comes with the message, or
     with None the memory of the ranks' store."""
 
@@ -204,7 +204,7 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Abort every request, free everything and exit, after `Closed`."""
 
 
-ToEngine = RankEnd | Start | TextVocabulary | Submit | AbortSubmitted | Check | GetState | Connect | Close
+ToEngine = RankDescriptor | Start | TextVocabulary | Submit | AbortSubmitted | Check | GetState | Connect | Close
 
 
 # From the engine.

@@ -27,7 +27,7 @@ from omni.process.messages import (
     GetState,
     Out,
     ProcessFailed,
-    RankEnd,
+    RankDescriptor,
     Ready,
     Start,
     Submit,
@@ -111,8 +111,9 @@ class RemoteEngine:
         self._send(vocabulary)
 
     def join(self, stage: str, other: int | None, descriptor: int) -> None:
-        """Passes the sockets and memory shared with the other ranks of a stage to the process, before `load`; see `RankEnd`."""
-        self._send(RankEnd(stage, other), descriptor)
+        """Passes the sockets and memory shared with the other ranks of a stage to the process, before `load`; see
+        `RankDescriptor`."""
+        self._send(RankDescriptor(stage, other), descriptor)
 
     def ready(self) -> None:
         """Waits until the stages are loaded. Raises the error of the process, of the same type and text as in this one."""

@@ -17,7 +17,7 @@ _LOOK_SECONDS = 1.0
 
 
 class StoppableEngine(Protocol):
-    """The part of a `RemoteEngine` that a `StopWatch` reads."""
+    """The part of a `RemoteEngine` that a `StoppedEngineWatch` reads."""
 
     @property
     def awaited(self) -> bool: ...
@@ -28,7 +28,7 @@ class StoppableEngine(Protocol):
     def give_up(self, why: str = "") -> None: ...
 
 
-class StopWatch:
+class StoppedEngineWatch:
     """Watches the engines of one start group."""
 
     def __init__(
@@ -54,7 +54,7 @@ class StopWatch:
                 engine.give_up(f"since it was stopped for {self._limit:g} s while a request waited for it")
 
 
-def start_watching(watches: Sequence[StopWatch], closing: threading.Event) -> threading.Thread:
+def start_watching(watches: Sequence[StoppedEngineWatch], closing: threading.Event) -> threading.Thread:
     """The watching thread, until `closing`."""
 
     def run() -> None:

@@ -46,7 +46,7 @@ class Call:
 async def read_body(
     request: Request, options: ServeOptions, held: HeldBody, check: Callable[[], object] = lambda: None
 ) -> bytes:
-    """check: called for each piece; raises OverloadedError where there is no room for the request.
+    """check: called for each piece; raises OverloadedError where no slot is free for the request.
 
     Raises HttpError for a body that is too large or comes too slowly, OverloadedError where all bodies hold too much, and
     ClientDisconnect."""

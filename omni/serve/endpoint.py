@@ -61,7 +61,7 @@ class _App:
                     if request.method == "POST":
                         check_origin(self._server, request.headers)
                 if self._endpoint.kind is not None:
-                    self._server.check_room(self._endpoint.kind)
+                    self._server.check_free_slot(self._endpoint.kind)
                 call = Call(request, await self._body(request, held, slots), exchange.id, slots)
                 await while_connected(receive, self._answer(call, exchange))
         except (ClientGone, ClientDisconnect):

@@ -12,11 +12,11 @@ class FairReads(asyncio.BufferedProtocol):
     few bytes: parsing them would delay all clients for a second. After a piece that took long, less is read at once; otherwise
     more."""
 
-    _room = 2**12
+    _size = 2**12
     _buffer = bytearray()
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        self._buffer = bytearray(self._room)
+        self._buffer = bytearray(self._size)
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -26,7 +26,7 @@ class FairReads(asyncio.BufferedProtocol):
         since = time.perf_counter()
         self.data_received(data)
         took_long = time.perf_counter() - since > _LONG_SECONDS
-        self._room = max(_LEAST, self._room // 4) if took_long else min(_MOST, self._room * 2)
+        self._size = max(_LEAST, self._size // 4) if took_long else min(_MOST, self._size * 2)
 
     def eof_received(self) -> None:
         """The connection is closed."""

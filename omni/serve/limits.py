@@ -63,8 +63,8 @@ class ServeLimits:
         self.refused = 0
 
     def check(self, answers: int = 1, *, held: int = 0) -> None:
-        """Raises OverloadedError if there is no room for this number of answers now, InputError if there never is. held: those of
-        them that have room already."""
+        """Raises OverloadedError if too few slots are free for this number of answers, InputError if there are never as many. held:
+        those of them that have slots already."""
         most = self._options.max_requests
         if answers > most:
             problem, remedy = f"asks for {counted(answers, 'answer')}", f"ask for at most {most:,} in one request"
@@ -87,7 +87,7 @@ class ServeLimits:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Counts a realtime session. Raises OverloadedError if there is no room."""
+        """Counts a realtime session. Raises OverloadedError if as many are open as may be."""
         if self.sessions >= self._options.max_sessions:
             self.refused += 1
             verb = "is" if self.sessions == 1 else "are"

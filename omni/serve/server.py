@@ -129,8 +129,8 @@ class Server:
                 arguments = arguments.copy()
                 arguments["max_prompt_tokens"] = most
 
-    def check_room(self, kind: str) -> None:
-        """Raises OverloadedError if there is no room for a further answer."""
+    def check_free_slot(self, kind: str) -> None:
+        """Raises OverloadedError if no slot is free for a further answer."""
         with self.counting_refusals(kind):
             self.limits.check()
 

@@ -16,7 +16,7 @@ from omni.stage.base import (
 )
 from omni.stage.listeners import Listener, Listeners
 from omni.stage.loaded import MeasuredRowStage, MeasuredStage, PlainStage, build_model, capture_progress, dry_run
-from omni.stage.memory_errors import NoRoomError, memory_errors
+from omni.stage.memory_errors import InsufficientMemoryError, memory_errors
 from omni.stage.messages import (
     Abort,
     Done,
@@ -48,6 +48,7 @@ __all__ = [
     "Feed",
     "Footprint",
     "Inbound",
+    "InsufficientMemoryError",
     "Lease",
     "Listener",
     "Listeners",
@@ -55,7 +56,6 @@ __all__ = [
     "MailboxWorker",
     "MeasuredRowStage",
     "MeasuredStage",
-    "NoRoomError",
     "Open",
     "Outbound",
     "Pause",

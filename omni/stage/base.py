@@ -58,7 +58,7 @@ class StageContext:
     logits_processors: those of plugins, by name; requests of a kind that samples can select them.
     drafters: those of plugins, by name; a stage of a kind that verifies drafts can select one.
     listeners: those of the engine's requests, whose slack a stage may schedule by; None if it schedules without them.
-    ranks: this engine's part of a stage that is cut across engines; None for a whole stage.
+    ranks: this engine's rank of a stage that is cut across engines, and its communicators; None for a whole stage.
     """
 
     stage: Stage
@@ -190,6 +190,6 @@ class ExpertParallelKind(TensorParallelKind, Protocol):
 
 @runtime_checkable
 class PipelineParallelKind(StageKind, Protocol):
-    """As `TensorParallelKind`, with `Stage.pipeline_parallel`: rank 0 has the last layers, whose results are those of the stage."""
+    """As `TensorParallelKind`, with `Stage.pipeline_parallel`: rank 0 has the last layer range, and so the results of the stage."""
 
     pipeline_parallel: bool

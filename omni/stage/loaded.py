@@ -132,11 +132,11 @@ class MeasuredStage(ABC, Generic[WorkerT]):
             run_largest(worker)
             worker.capture(self._sizes[:1])  # smaller captures reuse its memory
 
-        with self._room_for("the largest batches"):
+        with self._memory_errors("the largest batches"):
             peak = self._context.device.measure_peak(run_and_capture)
         # Replace the worker, so that its counters are 0 and it has no graphs.
         self._free_worker()
-        with self._room_for(_BUFFERS):
+        with self._memory_errors(_BUFFERS):
             self._worker = self._new_worker()
         return peak
 
@@ -148,14 +148,14 @@ class MeasuredStage(ABC, Generic[WorkerT]):
 
     def start(self, pages: int) -> WorkerT:
         if self._sizes:
-            with self._room_for("the captured batches"):
+            with self._memory_errors("the captured batches"):
                 self._present_worker.capture(capture_progress(self._context.stage.name, self._sizes))
         return self._present_worker
 
     def _counted(self, new_worker: Callable[[], WorkerT]) -> tuple[WorkerT, int]:
         """A worker, and the bytes that it allocates."""
         count = AllocationCount(self._context.device.torch_device)
-        with count, self._room_for(_BUFFERS):
+        with count, self._memory_errors(_BUFFERS):
             worker = new_worker()
         return worker, count.live
 
@@ -170,7 +170,7 @@ class MeasuredStage(ABC, Generic[WorkerT]):
             self._worker.close()
         self._worker = None
 
-    def _room_for(self, what: str) -> AbstractContextManager[None]:
+    def _memory_errors(self, what: str) -> AbstractContextManager[None]:
         return memory_errors(self._context.stage.name, what, self._context.device, self.memory_options)
 
 

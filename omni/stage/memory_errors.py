@@ -14,14 +14,14 @@ _HOST = "DefaultCPUAllocator"
 """Text in the message of the host memory allocator, whose error has no type of its own."""
 
 
-class NoRoomError(ConfigError):
-    """The device has too little memory for the settings."""
+class InsufficientMemoryError(ConfigError):
+    """The device or the host has too little memory for the settings."""
 
 
 @contextmanager
 def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] = ()) -> Iterator[None]:
-    """Raises NoRoomError if the device has no memory for `what`, and ConfigError if a phase cannot be captured. The innermost of
-    nested contexts applies: a kind's message is more specific than its caller's.
+    """Raises InsufficientMemoryError if memory of the device or the host is insufficient for `what`, and ConfigError if a phase
+    cannot be captured. The innermost of nested contexts applies: a kind's message is more specific than its caller's.
 
     options: options of the stage that reduce its memory.
     """
@@ -39,9 +39,9 @@ def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] 
         on_host = not isinstance(error, torch.OutOfMemoryError) and device.torch_device.type != "cpu"
         if on_host and (isinstance(error, MemoryError) or device.torch_device.type == "meta" or _HOST in str(error)):
             raise _full_host(error, stage, what, device, options) from error
-        problem = f"{device.torch_device} has no room for {what} of stage {stage!r}"
+        problem = f"{device.torch_device} has insufficient memory for {what} of stage {stage!r}"
         problem = with_place(problem, origin_outside(error))
-        raise NoRoomError("engine.device", problem, _remedy(_LARGER, stage, options)) from error
+        raise InsufficientMemoryError("engine.device", problem, _remedy(_LARGER, stage, options)) from error
 
 
 def full_memory(error: BaseException) -> BaseException | None:
@@ -56,12 +56,16 @@ def full_memory(error: BaseException) -> BaseException | None:
     return None
 
 
-def _full_host(error: BaseException, stage: str, what: str, device: Device, options: Sequence[str]) -> NoRoomError:
+def _full_host(
+    error: BaseException, stage: str, what: str, device: Device, options: Sequence[str]
+) -> InsufficientMemoryError:
     """The error of a failed host allocation: the device had free memory, or needs none (`MetaDevice`)."""
     measured = ", while its footprint was measured without a device" if device.torch_device.type == "meta" else ""
-    problem = with_place(f"the host has no room for {what} of stage {stage!r}{measured}", origin_outside(error))
+    problem = with_place(
+        f"the host has insufficient memory for {what} of stage {stage!r}{measured}", origin_outside(error)
+    )
     larger = "create tensors on the device of the StageContext, or free memory of the host"
-    return NoRoomError(f"pipeline.stages.{stage}", problem, _remedy(larger, stage, options))
+    return InsufficientMemoryError(f"pipeline.stages.{stage}", problem, _remedy(larger, stage, options))
 
 
 def _remedy(larger: str, stage: str, options: Sequence[str]) -> str:

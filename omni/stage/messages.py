@@ -7,7 +7,7 @@ The messages of a request keep their order. A payload's memory belongs to its pr
 |---|---|---|---|
 | sent | an edge took it: its connector made a `Ref`, and it counts against the edge's `Credit` | `Produced.add` | |
 | closed | no further edge takes it | `Produced.close` | |
-| acquired | its consumer has room for each input made of it: it no longer counts | `Feed.acquire` | `Credit` |
+| acquired | its consumer has memory for each input made of it: it no longer counts | `Feed.acquire` | `Credit` |
 | released | no more reads of it are launched; it no longer moves | `Ref.released` | producer |
 | free | earlier reads are complete too: the producer may reuse the memory | `Ref.freed` | producer |
 
@@ -118,7 +118,7 @@ class Feed:
     ready: done once the producer's work is. Page slices may have moved since, so consumers check `arrived`.
     lease: None for an input that came over no edge, or of an edge's end. source: as of `Ended`.
 
-    A consumer may leave an input neither acquired nor released only while it waits for its own room or time, never
+    A consumer may leave an input neither acquired nor released only while it waits for its own memory or time, never
     while it waits for another input of the request: the producer may be paused until then, and so never send that
     input.
     """
@@ -144,7 +144,7 @@ class Feed:
         )
 
     def acquire(self) -> None:
-        """The consumer has room for the input, which no longer counts against the edge's credit. Idempotent."""
+        """The consumer has memory for the input, which no longer counts against the edge's credit. Idempotent."""
         if self.lease is not None and not self._acquired:
             self._acquired = True
             self.lease.acquire()

@@ -47,7 +47,7 @@ class RowStage(LoadedStage, Protocol):
 
     def set_rows(self, rows: int) -> None:
         """Allocates the buffers of so many rows, in place of the present ones. Before `start`, also after a `measure` or a call
-        that failed. Raises NoRoomError."""
+        that failed. Raises InsufficientMemoryError."""
 
 
 def rows_or_default(chosen: int | None) -> int:

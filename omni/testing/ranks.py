@@ -161,7 +161,7 @@ class QueueChannel:
 
 
 def thread_ranks(layout: RankLayout | int, seconds: float = _SECONDS) -> list[Ranks]:
-    """The ranks of a stage, each for a thread of its own. layout: a number divides each layer into so many parts. seconds: time
+    """The ranks of a stage, each for a thread of its own. layout: a number divides each layer into so many shards. seconds: time
     limit of a collective."""
     if isinstance(layout, int):
         layout = RankLayout(layout)
@@ -171,13 +171,13 @@ def thread_ranks(layout: RankLayout | int, seconds: float = _SECONDS) -> list[Ra
     transfers = [[_Meeting(layout.pipeline, seconds) for _ in range(2)] for _ in range(layout.tensor)]
     ranks: list[Ranks] = []
     for rank in range(layout.size):
-        position, part = layout.position(rank), rank % layout.tensor
+        position, shard = layout.position(rank), rank % layout.tensor
         communicator = ThreadCommunicator(everyone, rank)
         tensor, pipeline = None, None
         if layout.tensor > 1:
-            tensor = ThreadCommunicator(tensors[position], part)
+            tensor = ThreadCommunicator(tensors[position], shard)
         if layout.pipeline > 1:
-            hidden, tokens = (ThreadCommunicator(meeting, position) for meeting in transfers[part])
+            hidden, tokens = (ThreadCommunicator(meeting, position) for meeting in transfers[shard])
             pipeline = PipelineRank(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
         own = EqualRanks(
             rank=rank,

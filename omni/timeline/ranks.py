@@ -39,7 +39,7 @@ def rank_orders(trace: Trace) -> Iterator[RankOrder]:
             for name in names
             if any(span.stage == name and span.category is PhaseCategory.LOGITS for span in trace.phases)
         }
-        # Replicas, and ranks with parts of the same layers, all compute logits.
+        # Replicas, and ranks with the same layer range, all compute logits.
         leaders = [name for name in names if name in sampling]
         for before in names:
             if before not in sampling and leaders:

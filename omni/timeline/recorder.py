@@ -114,7 +114,8 @@ class _Unread(NamedTuple):
 class Recorder:
     """A `LaunchObserver`, used by the thread that drives the device. Records launches between `start` and `stop`.
 
-    started: time of `perf_counter_ns`. ran, did: recorded phases and host spans. dropped: number of those lost for lack of room.
+    started: time of `perf_counter_ns`. ran, did: recorded phases and host spans. dropped: number of those that a full buffer
+    lost.
     """
 
     def __init__(self, timer: DeviceTimer | None, capacity: int) -> None:

@@ -296,7 +296,7 @@ def report_lines(report: Report) -> Iterator[str]:
     if report.error:
         yield f"launches and runs may be shifted against each other by {report.error:.1f}"
     if report.dropped:
-        yield f"{report.dropped} older spans were dropped: there was no room for them"
+        yield f"{report.dropped} older spans were dropped: the buffer was full"
     if report.unfinished:
         yield f"{report.unfinished} phases had not run when the recording ended, and are not counted"
     for decoding in report.decoding:

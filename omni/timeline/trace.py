@@ -58,8 +58,9 @@ class HostSpan:
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A recording. phases: in the order of their launches. host: by their starts. device: the device's name. dropped: number of the
-    oldest spans, lost for lack of room. unfinished: number of phases that had not run at the end. error: bound of the shift between
-    launches and runs, in nanoseconds. started: the time 0, on the host's monotonic clock, which all processes of a host share."""
+    oldest spans, lost since the buffer was full. unfinished: number of phases that had not run at the end. error: bound of the
+    shift between launches and runs, in nanoseconds. started: the time 0, on the host's monotonic clock, which all processes of a
+    host share."""
 
     device: str
     phases: tuple[PhaseSpan, ...]

@@ -9,12 +9,12 @@ from omni.device.meta import MetaDevice
 from omni.errors import ConfigError
 from omni.parallel import EqualRanks
 from omni.stage import StageContext, build_model
-from omni_ar.division import measured_part
+from omni_ar.layer_ranges import measured_range
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.decoder import DecoderLayer, DecoderLayers
 from omni_ar.layers.linear import GatedMLP
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
-from omni_ar.layers.parallel import PipelinePart, partitioned
+from omni_ar.layers.parallel import LayerRange, partitioned
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
 from omni_ar.options import MEASURED, ArOptions
@@ -37,40 +37,40 @@ class ArStageKind:
     pipeline_parallel = True
 
     def load(self, context: StageContext) -> LoadedAr:
-        return LoadedAr(context, build_part(context))
+        return LoadedAr(context, build_rank_model(context))
 
 
-def build_part(context: StageContext) -> ArModel:
-    """The stage's model, weights loaded: the part of this engine's rank, or a whole one. Raises ConfigError if its sequence of
-    layers or its experts cannot be cut as the settings say; the meta device shows that before processes of ranks start and before
+def build_rank_model(context: StageContext) -> ArModel:
+    """The stage's model, weights loaded: whole, or as this engine's rank holds it. Raises ConfigError if its layers or experts
+    cannot be divided among ranks as the settings say; the meta device shows that before processes of ranks start and before
     weights are read."""
-    part = _pipeline_part(context)
-    if part is not None and _pipeline_layers(context) == MEASURED and not isinstance(context.ranks, EqualRanks):
-        # An even part first, with random weights.
+    held = _layer_range(context)
+    if held is not None and _pipeline_layers(context) == MEASURED and not isinstance(context.ranks, EqualRanks):
+        # An even layer range first, with random weights.
         trial = replace(context, load_format="dummy")
-        part = measured_part(trial, _build(trial, part), part)
-    model = _build(context, part)
+        held = measured_range(trial, _build(trial, held), held)
+    model = _build(context, held)
     if not isinstance(context.device, MetaDevice):
         _log_whole(context, model)
     return model
 
 
-def _build(context: StageContext, part: PipelinePart | None) -> ArModel:
+def _build(context: StageContext, held: LayerRange | None) -> ArModel:
     if context.ranks is None:
         return build_model(context, ArModel)  # type: ignore[type-abstract]
-    with partitioned(context.ranks.tensor, part, expert_parallel=context.stage.expert_parallel):
+    with partitioned(context.ranks.tensor, held, expert_parallel=context.stage.expert_parallel):
         model = build_model(context, ArModel)  # type: ignore[type-abstract]
-        if part is not None and sum(isinstance(each, DecoderLayers) for each in model.modules()) != 1:
-            problem = f"is {part.size}, and {type(model).__name__} does not have exactly one `DecoderLayers`"
-            raise ConfigError(f"{part.stage}.pipeline_parallel", problem, "leave it out")
+        if held is not None and sum(isinstance(each, DecoderLayers) for each in model.modules()) != 1:
+            problem = f"is {held.size}, and {type(model).__name__} does not have exactly one `DecoderLayers`"
+            raise ConfigError(f"{held.stage}.pipeline_parallel", problem, "leave it out")
         if context.stage.expert_parallel:
-            _check_experts(context, model, part)
+            _check_experts(context, model, held)
         _keep_shape(model)
         return model
 
 
 def _log_whole(context: StageContext, model: ArModel) -> None:
-    """Warns, at rank 0, of parts of layers that stay whole because their sizes are not divisible by the number of ranks."""
+    """Warns, at rank 0, of modules that stay whole because their sizes are not divisible by the number of ranks."""
     if context.ranks is None or context.ranks.tensor is None or context.ranks.rank:
         return
     layers = [
@@ -97,11 +97,11 @@ def _log_whole(context: StageContext, model: ArModel) -> None:
             )
 
 
-def _check_experts(context: StageContext, model: ArModel, part: PipelinePart | None) -> None:
+def _check_experts(context: StageContext, model: ArModel, held: LayerRange | None) -> None:
     assert context.ranks is not None
     tensor, name = context.ranks.tensor, context.stage.name
     mixtures = _mixtures(model)
-    if not mixtures and part is not None:
+    if not mixtures and held is not None:
         # Mixtures in layers of other ranks.
         with partitioned(tensor, expert_parallel=True):
             empty = replace(context, device=MetaDevice(), load_format="dummy")
@@ -124,18 +124,18 @@ def _mixtures(model: ArModel) -> list[SparseMoE]:
     return [module for module in model.modules() if isinstance(module, SparseMoE)]
 
 
-def _pipeline_part(context: StageContext) -> PipelinePart | None:
+def _layer_range(context: StageContext) -> LayerRange | None:
     layers, pipeline = _pipeline_layers(context), context.ranks.pipeline if context.ranks is not None else None
     if pipeline is None:
         return None
-    return PipelinePart(context.stage.name, pipeline.position, pipeline.size, () if layers == MEASURED else layers)
+    return LayerRange(context.stage.name, pipeline.position, pipeline.size, () if layers == MEASURED else layers)
 
 
 def _pipeline_layers(context: StageContext) -> tuple[int, ...] | Literal["measured"]:
     layers = _options_of(context).pipeline_layers
     if layers is not None:
         return layers
-    # On a CPU with other work, times vary too much for a division of layers.
+    # On a CPU with other work, times vary too much to divide layers by them.
     return MEASURED if context.device.torch_device.type == "cuda" else ()
 
 

@@ -33,7 +33,7 @@ _ROWS = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
 """Options that reduce the buffers of rows and steps."""
 _COUNTED = 16
 _TIMED_ROWS = 32
-"""Rows of the measured steps, if the user chose no number: enough to keep all parts of a sequence of layers busy."""
+"""Rows of the measured steps, if the user chose no number: enough to keep all layer ranges busy."""
 _TYPICAL_TOKENS = 1024
 _TYPICAL_SHARE = 8
 """A request of typical length: a spoken turn with a page of text or a picture before it, or a part of `max_model_len` where the
@@ -73,7 +73,7 @@ class LoadedAr:
         self._limits = self._limits_of(rows)
         self._check_blocks()
         count = AllocationCount(self._context.device.torch_device)
-        with count, self._room_for(_BUFFERS, *_ROWS):
+        with count, self._memory_errors(_BUFFERS, *_ROWS):
             self._runner = self._new_runner()
             worker = self._new_worker(self._runner, 0)
         lengths = captured_lengths(self._options.graph_chunk_sizes, self._limits.max_num_batched_tokens)
@@ -135,24 +135,24 @@ class LoadedAr:
             raise ConfigError(f"{name}.num_blocks", problem, remedy)
 
     def measure(self) -> int:
-        with self._room_for("the largest steps", *_ROWS):
+        with self._memory_errors("the largest steps", *_ROWS):
             peak = self._context.device.measure_peak(self._run_largest_steps)
         self._runner = None  # free the old one's memory first: both may not fit
-        with self._room_for(_BUFFERS, *_ROWS):
+        with self._memory_errors(_BUFFERS, *_ROWS):
             self._runner = self._new_runner()
         return peak
 
     def start(self, pages: int) -> ArWorker | FollowerWorker:
         runner = self._present_runner
-        with self._room_for(f"{pages} KV blocks", "num_blocks", "max_num_seqs", "max_model_len"):
+        with self._memory_errors(f"{pages} KV blocks", "num_blocks", "max_num_seqs", "max_model_len"):
             runner.allocate(pages)
         if self._context.graphs:
-            with self._room_for("the captured steps", "graph_batch_sizes", "graph_chunk_sizes"):
+            with self._memory_errors("the captured steps", "graph_batch_sizes", "graph_chunk_sizes"):
                 self._capture_alike(runner)
         ranks = self._context.ranks
         if ranks is not None and not ranks.rank:
             runner.lead(ranks.channel)
-        with self._room_for(_BUFFERS, *_ROWS):
+        with self._memory_errors(_BUFFERS, *_ROWS):
             return self._new_worker(runner, pages)
 
     def warm_up(self) -> None:
@@ -243,7 +243,7 @@ class LoadedAr:
         runner.allocate(0)
         return runner
 
-    def _room_for(self, what: str, *options: str) -> AbstractContextManager[None]:
+    def _memory_errors(self, what: str, *options: str) -> AbstractContextManager[None]:
         return memory_errors(self._context.stage.name, what, self._context.device, options)
 
     def _new_worker(self, runner: Runner, pages: int, limits: Limits | None = None) -> ArWorker | FollowerWorker:

@@ -48,9 +48,9 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     hidden_layers: layers whose hidden states are kept for users and other stages (`omni.payload.RequestHiddenStates`), of every
     position. A token takes memory for as many more numbers as they are wide. 0 is the input embeddings, k the output of layer k,
     and the number of layers the final, normalized states.
-    pipeline_layers: number of layers of each part with `pipeline_parallel`, in the order of the layers, so that the last number is
-    that of rank 0; empty to divide them evenly, `"measured"` to divide them at start so that the slowest takes the least time. None
-    for `"measured"` on a CUDA device, and evenly elsewhere.
+    pipeline_layers: number of layers of each layer range (`pipeline_parallel`), in the order of the layers, so that the last number
+    is that of rank 0; empty for equal numbers, `"measured"` for those with which the slowest range takes the least time, measured
+    at start. None for `"measured"` on a CUDA device, and equal numbers elsewhere.
     drafter: name of the drafter, which guesses tokens that a step verifies together (docs/speculative.md); None for none.
     draft_tokens: maximum number of drafts of a row in one step; they do not count in `max_num_batched_tokens`; None for 3.
     drafter_args: arguments of the drafter; None for none. adaptive_drafts: whether drafts are verified only where

@@ -48,10 +48,10 @@ class FeatureCopy:
         start = end = self._sources[0][0]
         while self._sources:
             offset, data = self._sources[0]
-            room = start + piece.size - offset
-            if room <= 0:
+            free = start + piece.size - offset
+            if free <= 0:
                 break
-            count = min(room, data.size)
+            count = min(free, data.size)
             piece[end - start : offset - start] = 0
             piece[offset - start : offset - start + count] = data[:count]
             end = offset + count

@@ -58,10 +58,10 @@ class FrameStore:
         """Inputs that fit into the ring; the last one possibly in part."""
         planned: list[tuple[ArrivedFrames, Transfer]] = []
         for arrival in request.arrivals:
-            room = self._capacity - request.buffered
-            if not room or not arrival.message.arrived:
+            free = self._capacity - request.buffered
+            if not free or not arrival.message.arrived:
                 break
-            first, count = arrival.taken, min(room, arrival.count - arrival.taken)
+            first, count = arrival.taken, min(free, arrival.count - arrival.taken)
             indices = self.indices(request, request.buffered, count)
             planned.append((arrival, Transfer(arrival.codes, self._frames, indices, slice(first, first + count))))
             arrival.taken += count

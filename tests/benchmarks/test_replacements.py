@@ -118,14 +118,14 @@ def test_settings_that_do_not_fit_are_left_out(
     def call() -> float:
         found = tuning.tuned("linear", GPU, FIRST, 8, {})
         if found == TWO:
-            raise RuntimeError("no room")
+            raise RuntimeError("no memory")
         return 2.0 if found else 1.0
 
     monkeypatch.setattr(script, "captured", captured)
     monkeypatch.setattr(script, "seconds_in_turns", lambda several, turns: several)
     tried: list[Any] = [{}, {("linear", FIRST, 8): TWO}, {("linear", FIRST, 8): ONE}, {}]
     assert script.times_of(call, tried, GPU, 3) == [1.0, math.inf, 2.0, 1.0]
-    assert f"refused: linear {FIRST}@8 {json.dumps(TWO)}: no room" in capsys.readouterr().out
+    assert f"refused: linear {FIRST}@8 {json.dumps(TWO)}: no memory" in capsys.readouterr().out
     assert len(left) == 3
 
 

@@ -123,7 +123,7 @@ def test_ranks_gives_each_row_a_random_prompt_of_its_own(monkeypatch: pytest.Mon
 
 def test_a_part_of_layers_adds_little_host_work_to_sampling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "ranks.json"
-    run_script(monkeypatch, "host_ranks", "--rows", "8", "--parts", "1", "3", "--steps", "32", "--json", str(file))
+    run_script(monkeypatch, "host_ranks", "--rows", "8", "--ranges", "1", "3", "--steps", "32", "--json", str(file))
     numbers = json.loads(file.read_text())["numbers"]
     alone, cut, recorded_alone, recorded = (Counter(one["driver"]) for one in numbers)
     assert alone == {"kernels": 0, "graphs": 1, "events": 1}
@@ -135,7 +135,7 @@ def test_a_part_of_layers_adds_little_host_work_to_sampling(monkeypatch: pytest.
 
 
 def test_drafts_add_no_host_work_to_sampling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file, arguments = tmp_path / "drafts.json", ("--rows", "8", "--drafts", "0", "3", "--parts", "1", "2")
+    file, arguments = tmp_path / "drafts.json", ("--rows", "8", "--drafts", "0", "3", "--ranges", "1", "2")
     run_script(monkeypatch, "host_ranks", *arguments, "--steps", "32", "--json", str(file))
     plain, drafted, cut, cut_drafted = json.loads(file.read_text())["numbers"][:4]
     for calls in ("python", "c", "driver"):

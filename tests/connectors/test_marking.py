@@ -69,7 +69,7 @@ class Ends:
         )
 
     def arrive(self, nbytes: int) -> list[PoolPending]:
-        """A payload of ones. All its pieces that have room are at the receiver."""
+        """A payload of ones. All its pieces that fit into the pool are at the receiver."""
         ref = self.sender.send(Payload(Encoded(index=0), {"x": torch.ones(nbytes, dtype=torch.uint8)}), COMPLETED)
         pendings: list[PoolPending] = []
         for piece in ref.pieces():

@@ -97,11 +97,11 @@ class Pool:
         return self.sender.send(Payload(Nothing(), {"x": torch.ones(nbytes, dtype=torch.uint8)}), COMPLETED)
 
     def through(self, nbytes: int) -> PoolPending | None:
-        """A payload of one piece at its consumer; None if there is no room in the pool."""
+        """A payload of one piece at its consumer; None if the pool is full."""
         ref = self.send(nbytes)
         pieces = ref.pieces()
         if not pieces:
-            ref.abort("there is no room")
+            ref.abort("the pool is full")
             return None
         return self.receiver.receive(pieces[0])
 
@@ -119,7 +119,7 @@ def test_small_payloads_that_are_kept_leave_a_quarter_of_the_pool(nbytes: int) -
     kept: list[PoolPending] = []
     for _ in range(BOARD_CELLS + 100):
         pending = pool.through(8)
-        assert pending is not None, f"{len(kept)} payloads are kept, and the sender has no room"
+        assert pending is not None, f"{len(kept)} payloads are kept, and the pool is full"
         kept.append(pending)
         pool.receiver.tick()
     assert pool.is_view(kept[0])

@@ -91,7 +91,7 @@ def test_a_mistake_in_a_request_is_reported_before_it_waits() -> None:
     assert "'smell'" in recorder.failure
 
 
-def test_a_request_that_cannot_be_opened_makes_room_for_the_next() -> None:
+def test_a_request_that_cannot_be_opened_lets_the_next_in() -> None:
     refused = iter([False, True, False])
 
     def make(args: object) -> PassThrough:

@@ -60,7 +60,7 @@ def test_of_a_folder_that_fails_nothing_is_left(tmp_path: Path, exists: bool) ->
 
 
 def test_of_files_that_cannot_all_be_moved_none_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk has no room for another entry of the folder."""
+    """The disk has no free space for another entry of the folder."""
     rename = Path.rename
 
     def fail_at_b(path: Path, target: Path) -> Path:

@@ -107,7 +107,7 @@ def test_a_text_stage_names_the_allocation_that_did_not_fit(
     graphs = isinstance(device, FullWhenCaptured)
     with pytest.raises(ConfigError) as caught:
         TextEngine(text, {"text.num_blocks": 77}, device, memory_bytes=memory, graphs=graphs)
-    assert str(caught.value) == f"engine.device: cpu has no room for {what} of stage 'text'; {remedy}"
+    assert str(caught.value) == f"engine.device: cpu has insufficient memory for {what} of stage 'text'; {remedy}"
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
 
 
@@ -127,7 +127,7 @@ def test_every_kind_of_stage_names_its_options(
     plan = resolve_pipeline(checkpoint, tiny_plugins())
     with pytest.raises(ConfigError) as caught:
         load_stages(plan, checkpoint, FullAtStage(stage), dtype="float32", load_format="auto")
-    assert caught.value.problem == f"cpu has no room for the {what} of stage '{stage}'"
+    assert caught.value.problem == f"cpu has insufficient memory for the {what} of stage '{stage}'"
     *others, last = (f"{stage}.{option}" for option in options)
     assert caught.value.remedy == f"lower {', '.join(others)} or {last}, {LARGER}"
 
@@ -138,7 +138,9 @@ def test_weights_that_do_not_fit(text: Path, monkeypatch: pytest.MonkeyPatch, er
         raise error("out of memory")
 
     monkeypatch.setattr("omni_text.model.build", build)
-    with pytest.raises(ConfigError, match="no room for the weights of stage 'text'; take a device with more memory"):
+    with pytest.raises(
+        ConfigError, match="insufficient memory for the weights of stage 'text'; take a device with more memory"
+    ):
         TextEngine(text)
 
 

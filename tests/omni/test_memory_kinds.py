@@ -12,7 +12,7 @@ from omni.engine.rows import divide_memory
 from omni.errors import OmniError, StageError
 from omni.pipeline import Stage
 from omni.sampling import SamplingParams
-from omni.stage import MOST_CPU_ROWS, NoRoomError, Open, StageContext, dry_run
+from omni.stage import MOST_CPU_ROWS, InsufficientMemoryError, Open, StageContext, dry_run
 from omni_encoder.kind import LoadedEncoder
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
@@ -89,7 +89,10 @@ def test_chunks_that_run_out_of_memory_are_tried_with_fewer_rows(checkpoint: Che
     )
     assert (loaded.rows, division.memory["it"].rows) == (8, 8)
     chosen = LoadedVocoder(_context(checkpoint, "vocoder", VocoderOptions(max_num_seqs=9)), Crowded())
-    with pytest.raises(NoRoomError, match=r"no room for the largest batches of stage 'it'; lower it\.max_num_seqs"):
+    with pytest.raises(
+        InsufficientMemoryError,
+        match=r"the largest batches of stage 'it'; lower it\.max_num_seqs",
+    ):
         chosen.measure()
 
 

@@ -14,7 +14,7 @@ from omni.engine import Plan
 from omni.parallel import RankLayout, Ranks
 from omni.stage import StageContext
 from omni.testing.ranks import RankThread, ThreadCommunicator, thread_ranks
-from omni_ar.kind import ArStageKind, build_part
+from omni_ar.kind import ArStageKind, build_rank_model
 from omni_ar.loaded import LoadedAr
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.runner import Runner
@@ -68,7 +68,7 @@ def state_of(runner: Runner) -> dict[str, Tensor]:
 
 @dataclass(slots=True)
 class CutStages:
-    """layout: of the ranks; a number divides each layer into so many parts. names: the stages; None for all autoregressive ones.
+    """layout: of the ranks; a number divides each layer into so many shards. names: the stages; None for all autoregressive ones.
     expert_parallel: whether their experts are divided. layers: `ArOptions.pipeline_layers`, by name. step_seconds: of `Ranks`.
     `change` is for the argument of that name of engines. started: by name."""
 
@@ -121,7 +121,7 @@ class _Leading(LoadedAr):
     def __init__(self, context: StageContext, followers: list[LoadedAr], cut: CutStages) -> None:
         self._followers = followers
         self._cut = cut
-        super().__init__(context, build_part(context))
+        super().__init__(context, build_rank_model(context))
 
     def measure(self) -> int:
         with self._ranks.silent():

@@ -32,7 +32,7 @@ from tests.support.received import Received
 
 BLOCK = 2
 """Tokens of a block: so few that every row soon needs another."""
-ROOMY = 400
+ENOUGH_BLOCKS = 400
 """Blocks that are never used up."""
 
 
@@ -67,7 +67,7 @@ class Cell:
             for name, value in {
                 "max_in_flight": self.in_flight,
                 "block_size": BLOCK,
-                "num_blocks": blocks if self.few_blocks else ROOMY,
+                "num_blocks": blocks if self.few_blocks else ENOUGH_BLOCKS,
                 "max_num_batched_tokens": 5 if self.tiny_budget else 2048,
                 "prefix_cache": self.cached,
                 "graph_batch_sizes": None if self.captured else (),
@@ -279,7 +279,7 @@ class Family(ABC):
 
     @cache  # noqa: B019  (a family lives as long as the tests)
     def alone(self, asked: str, prompt: int, sample_index: int = 0) -> Received:
-        """What such a request gets by itself: one step at a time, on a device that is never late, all the room there is."""
+        """What such a request gets by itself: one step at a time, on a device that is never late, all blocks and slots free."""
         return self._calm(self.sets[asked], prompt, sample_index)
 
     def _request(

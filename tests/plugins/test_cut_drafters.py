@@ -1,5 +1,5 @@
 """Stages with drafters whose layers are cut across ranks: tokens and acceptance are those of a whole stage, and ranks without the
-last layers hold no part of a drafter."""
+last layer range hold no part of a drafter."""
 
 import shutil
 import sys
@@ -19,7 +19,7 @@ from omni.parallel import RankLayout
 from omni.testing.ranks import thread_ranks
 from omni_ar.drafters import ModelDrafter
 from omni_ar.drafters.load import load_drafter
-from omni_ar.kind import build_part
+from omni_ar.kind import build_rank_model
 from omni_ar.loaded import LoadedAr
 from omni_ar.options import ArOptions
 from omni_ar.plugin import omni_drafters
@@ -67,7 +67,7 @@ def test_ranks_without_the_last_layers_hold_nothing_of_a_drafter() -> None:
     for ranks in thread_ranks(PP2):
         context = replace(setup_of(head.folder, ranks=ranks, drafters=entries).context, options=options)
         with torch.inference_mode():
-            model = build_part(context)
+            model = build_rank_model(context)
             plain = LoadedAr(
                 replace(context, options=msgspec.structs.replace(options, drafter=None, drafter_args=None)), model
             )

@@ -28,7 +28,7 @@ from omni.parallel import Communicator, EqualRanks, RankLayout, SilentCommunicat
 from omni.pipeline import Pipeline
 from omni.plugin.manager import load_plugins
 from omni.stage import StageContext, build_model, module_bytes
-from omni_ar.kind import build_part
+from omni_ar.kind import build_rank_model
 from omni_ar.layers import GatedMLP, SparseMoE
 from omni_ar.layers.parallel import partitioned
 from omni_ar.layers.text_model import TextModel
@@ -189,8 +189,8 @@ def published(model: nn.Module) -> dict[str, tuple[Tensor, Cut | None]]:
 @pytest.mark.parametrize(("case", "by_expert"), WAYS)
 def test_each_rank_holds_its_slice_of_every_weight(case: str, by_expert: bool, size: int) -> None:
     whole = {name: tensor for name, (tensor, _) in published(CASES[case].build(None)).items()}
-    parts = on_ranks(size, lambda ranks: published(CASES[case].build(ranks, expert_parallel=by_expert)))
-    for rank, places in enumerate(parts):
+    ranks = on_ranks(size, lambda ranks: published(CASES[case].build(ranks, expert_parallel=by_expert)))
+    for rank, places in enumerate(ranks):
         assert places.keys() >= whole.keys()
         for name, weight in whole.items():
             held, cut = places[name]
@@ -202,7 +202,7 @@ def test_each_rank_holds_its_slice_of_every_weight(case: str, by_expert: bool, s
             assert torch.equal(held.movedim(cut.dim, 0), filled), f"{name} of rank {rank}"
     for name, weight in whole.items():
         # Together they hold all of it. An expert is held by one of them.
-        cuts = [places[name][1] for places in parts]
+        cuts = [places[name][1] for places in ranks]
         covered = {entry for cut in cuts if cut is not None for entry in range(cut.start, cut.stop)}
         if by_expert and ".experts." in name:
             assert cuts.count(None) == 1
@@ -235,7 +235,7 @@ def test_the_stage_kind_builds_in_the_partition_of_its_ranks(by_expert: bool) ->
         context = CASES["omni 3 thinker"].context()
         context = with_experts_divided(context) if by_expert else context
         own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel(), tensor=ranks)
-        model = build_part(replace(context, ranks=own))
+        model = build_rank_model(replace(context, ranks=own))
         held = {part.experts_down.shape[0] for part in model.modules() if isinstance(part, SparseMoE)}
         assert held == {EXPERTS["omni 3 thinker"] // (2 if by_expert else 1)}
         return model.shape.num_kv_heads, model.shape.vocab_size, run(model).logits_TV
@@ -253,7 +253,7 @@ def test_a_model_without_experts_cannot_divide_them(case: str, layout: RankLayou
     name = context.stage.name
     problem = rf"^{name}\.expert_parallel: is true, and the model of stage '{name}' has no experts; leave it out$"
     with pytest.raises(ConfigError, match=problem):
-        build_part(context)
+        build_rank_model(context)
 
 
 def build_shared(context: StageContext) -> TextModel:
@@ -277,7 +277,7 @@ def test_ranks_that_do_not_divide_the_experts_are_refused(model: str | None, lay
     context = replace(context, stage=stage, device=MetaDevice(), ranks=silent_ranks(3 % layout.size, layout))
     problem = rf"^text\.expert_parallel: is true, and text\.tensor_parallel={layout.tensor} does not divide {said}"
     with pytest.raises(ConfigError, match=problem):
-        build_part(context)
+        build_rank_model(context)
 
 
 def test_a_rank_of_layers_without_experts_is_accepted() -> None:
@@ -285,7 +285,7 @@ def test_a_rank_of_layers_without_experts_is_accepted() -> None:
     context = with_experts_divided(CASES["text moe"].context())
     options = msgspec.structs.replace(context.options, pipeline_layers=(1, 1, 1))
     context = replace(context, options=options, ranks=silent_ranks(3, RankLayout(2, 3)))
-    model = build_part(context)
+    model = build_rank_model(context)
     assert not any(isinstance(part, SparseMoE) for part in model.modules())
     assert any(isinstance(part, GatedMLP) for part in model.modules())
 
@@ -334,8 +334,8 @@ def test_a_start_warns_of_widths_that_the_ranks_do_not_divide(
 ) -> None:
     context = CASES[case].context()
     for rank in range(ranks):
-        build_part(replace(context, ranks=silent_ranks(rank, RankLayout(ranks))))
-    build_part(replace(context, ranks=silent_ranks(0, RankLayout(ranks)), device=MetaDevice()))
+        build_rank_model(replace(context, ranks=silent_ranks(rank, RankLayout(ranks))))
+    build_rank_model(replace(context, ranks=silent_ranks(0, RankLayout(ranks)), device=MetaDevice()))
     assert [record.getMessage() for record in caplog.records] == [
         f"text: tensor_parallel={ranks} does not divide the {each} layers: every rank holds and computes them whole"
         for each in said
@@ -364,7 +364,7 @@ def test_kv_heads_are_those_of_the_layers_at_any_count_of_a_family() -> None:
         own = EqualRanks(rank=ranks.rank, size=ranks.size, communicator=ranks, channel=NoChannel(), tensor=ranks)
         context = case.context()
         stage = msgspec.structs.replace(context.stage, model=f"{__name__}:build_own")
-        model = build_part(replace(context, stage=stage, ranks=own))
+        model = build_rank_model(replace(context, stage=stage, ranks=own))
         return type(model).__name__, model.shape.num_kv_heads, run(model).logits_TV
 
     for name, kv_heads, logits_TV in on_ranks(2, work):

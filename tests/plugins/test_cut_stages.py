@@ -204,7 +204,7 @@ CELLS = [
 def test_batched_requests_equal_requests_alone(folder: Path, name: str, layout: RankLayout, cell: Cell) -> None:
     """The matrix, on ranks: requests join, leave and are preempted, and in few blocks of the talker its frames are replayed."""
     family = family_in(folder, name)
-    # A talker has fewer layers than there are parts.
+    # A talker has fewer layers than there are layer ranges.
     played = run_cell(family, cell, CutStages(layout, {family.writer} if name in DEEP else None))
     if cell.asked == "talker, all together" and cell.few_blocks:
         assert all(played.preemptions(family).values()), "the talker is preempted too"

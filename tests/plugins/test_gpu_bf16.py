@@ -16,7 +16,7 @@ from omni.checkpoint import fill_dummy
 from omni.checkpoint.load import default_init
 from omni.device import open_device
 from omni.device.kernel_choice import plain_torch
-from omni.payload import TokenLogprobs
+from omni.payload import LogprobsChunk
 from omni_ar.attention.select import select_backend
 from omni_ar.layers import DecoderConfig
 from omni_ar.layers.deepstack import DeepstackModel
@@ -92,7 +92,7 @@ class Scorer:
 
     def _scores(self, name: str, of_prompt: bool = False) -> Scores:
         metas = [produced.payload.meta for produced in self._driver.produced[name]]
-        chunks = [meta for meta in metas if isinstance(meta, TokenLogprobs) and meta.prompt == of_prompt]
+        chunks = [meta for meta in metas if isinstance(meta, LogprobsChunk) and meta.prompt == of_prompt]
         chunks.sort(key=lambda chunk: chunk.first)
         return np.concatenate([np.empty(0, np.float32), *(chunk.logprobs[:, 0] for chunk in chunks)])
 

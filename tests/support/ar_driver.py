@@ -21,7 +21,7 @@ from omni.device.graphs import captured_lengths, captured_sizes
 from omni.errors import OmniError
 from omni.parallel import Ranks
 from omni.parallel.watch import StepWatch
-from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
+from omni.payload import GeneratedTokens, LogprobsChunk, PageSlice, Payload
 from omni.pipeline import Stage
 from omni.plugin import DrafterEntry
 from omni.sampling import NO_RULES, HostRules, SamplingParams
@@ -237,8 +237,8 @@ class ArWorkerDriver(StageDriver):
     def metas(self, request_id: str) -> list[object]:
         return [produced.payload.meta for produced in self.produced.get(request_id, [])]
 
-    def logprobs(self, request_id: str) -> list[TokenLogprobs]:
-        return [meta for meta in self.metas(request_id) if isinstance(meta, TokenLogprobs)]
+    def logprobs(self, request_id: str) -> list[LogprobsChunk]:
+        return [meta for meta in self.metas(request_id) if isinstance(meta, LogprobsChunk)]
 
     def frames(self, request_id: str) -> list[list[int]]:
         """Gathered code frames."""

@@ -1,4 +1,4 @@
-"""A small text model and a small talker whose sequence of layers can be cut (pipeline parallelism)."""
+"""A small text model and a small talker that layer ranges can divide (pipeline parallelism)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ from omni_ar.drafters import DraftSetup, ModelDrafter
 from omni_ar.drafters.draft_model import ArDraftModel
 from omni_ar.layers import DecoderConfig
 from omni_ar.layers.decoder import DecoderLayers
-from omni_ar.layers.parallel import PipelinePart, partitioned
+from omni_ar.layers.parallel import LayerRange, partitioned
 from omni_ar.layers.text_model import TextModel, decoder_shape
 from omni_ar.model import ArModel, ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
 
@@ -142,27 +142,27 @@ def filled(model: Model) -> Model:
     return model
 
 
-def part(position: int, size: int, layers: tuple[int, ...] = (), fails: tuple[str, int] | None = None) -> Deep:
-    return part_of(lambda: Deep(fails), position, size, layers)
+def in_range(position: int, size: int, layers: tuple[int, ...] = (), fails: tuple[str, int] | None = None) -> Deep:
+    return range_of(lambda: Deep(fails), position, size, layers)
 
 
-def part_of(
+def range_of(
     make: Callable[[], Model],
     position: int,
     size: int,
     layers: tuple[int, ...] = (),
     communicator: Communicator | None = None,
 ) -> Model:
-    """A part of the model that `make` gives whole. communicator: of the ranks that each layer is cut across."""
+    """A layer range of the model that `make` gives whole. communicator: of the ranks that each layer is cut across."""
     published = None if communicator is None else _published(make)
-    with partitioned(communicator, PipelinePart("text", position, size, layers)):
+    with partitioned(communicator, LayerRange("text", position, size, layers)):
         model = make()
         if published is None:
             filled(model)
         else:
             load_module(model, Checkpoint(published))
         shape = model.shape
-    model.__class__ = type("Part", (type(model),), {"shape": shape})
+    model.__class__ = type("Range", (type(model),), {"shape": shape})
     return model
 
 

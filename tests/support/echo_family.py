@@ -22,7 +22,7 @@ from omni.engine.orchestrator import Orchestrator
 from omni.errors import InputError, quoted
 from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, Prepared, TextDecoder, TextPart
 from omni.frontend.vocabulary import Vocabulary
-from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
+from omni.payload import AudioChunk, GeneratedTokens, LogprobsChunk, Payload
 from omni.pipeline import Edge, Pipeline, PipelineOutput, Stage
 from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import HostRules, LogitsEdit, SamplingParams, StopVerdict
@@ -258,7 +258,7 @@ class EchoWorker(MailboxWorker[_Echo]):
         if top is not None:
             ids = np.array([[request.ids[index % len(request.ids)], *range(top)]])
             scores = np.array([[-index, *(-i for i in range(top))]], np.float32)
-            chunk = TokenLogprobs(first=index, ids=ids, logprobs=scores, ranks=np.array([index + 1]))
+            chunk = LogprobsChunk(first=index, ids=ids, logprobs=scores, ranks=np.array([index + 1]))
             self.outbox.append(Produced(request.id, Payload(chunk), COMPLETED, for_user=True))
 
     def check(self, sampling: SamplingParams, field: str) -> None:

@@ -14,7 +14,7 @@ from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, Requ
 from omni.engine.admission import Admission
 from omni.engine.cut import CutStages
 from omni.engine.orchestrator import Orchestrator
-from omni.engine.peers import EdgeEnds, OpenEdge
+from omni.engine.peers import EngineEdges, OpenEdge
 from omni.engine.request import SubmitRequest
 from omni.errors import OmniError
 from omni.payload import AudioChunk, PageSlice, Payload
@@ -283,10 +283,10 @@ def fake_pipeline(credit: int = 64) -> Pipeline:
 PIPELINE = fake_pipeline()
 
 
-def local_ends(pipeline: Pipeline, connectors: Mapping[str, Connector], device: Device) -> EdgeEnds:
+def local_ends(pipeline: Pipeline, connectors: Mapping[str, Connector], device: Device) -> EngineEdges:
     """Both ends of every edge, in one engine. connectors: by edge."""
     edges = [OpenEdge(edge, connectors[edge.name], "", "") for edge in pipeline.edges]
-    return EdgeEnds("", edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    return EngineEdges("", edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
 
 
 class FakeGraph:

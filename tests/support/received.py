@@ -9,7 +9,7 @@ from torch import Tensor
 
 from omni.engine import EngineOutput, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError
-from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
+from omni.payload import AudioChunk, GeneratedTokens, LogprobsChunk, Payload
 from omni.testing.engines import GIVEN_UP
 from tests.support.hidden_model import Reading
 from tests.support.tap import CodesChunk
@@ -93,7 +93,7 @@ class Received:
                 name = f"{modality} of the {'prompt' if prompt else 'tokens'}"
                 self._add(name, [index])
                 self.near.setdefault(name, []).append(np.array(numbers, np.float32))
-            case TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=ranks_n, prompt=prompt):
+            case LogprobsChunk(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=ranks_n, prompt=prompt):
                 name = f"logprobs of the {'prompt' if prompt else 'tokens'}"
                 rows = zip(range(first, first + len(ranks_n)), ids_nk.tolist(), ranks_n.tolist(), strict=True)
                 self._add(name, [(place, tuple(ids), rank) for place, ids, rank in rows])

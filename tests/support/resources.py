@@ -58,7 +58,7 @@ def threads() -> int:
     return threading.active_count()
 
 
-# A disk without room, on any machine and for any user.
+# A disk without free space, on any machine and for any user.
 
 
 @contextmanager

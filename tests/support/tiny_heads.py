@@ -22,7 +22,7 @@ from omni.checkpoint import Checkpoint
 from omni.device.cpu import CpuDevice
 from omni.stage import StageContext
 from omni_ar.drafters import DraftSetup
-from omni_ar.kind import build_part
+from omni_ar.kind import build_rank_model
 
 Weights = dict[str, Tensor]
 EXPERTS = 6
@@ -66,7 +66,7 @@ def setup_of(folder: Path, drafts: int = 3, **more: Any) -> DraftSetup:
     stage = omni_text.pipeline.pipeline(checkpoint).stage("text")
     given: dict[str, Any] = {"device": CpuDevice(), "dtype": torch.float32, "load_format": "auto", **more}
     context = StageContext(stage=stage, options=stage.options, checkpoint=checkpoint, **given)
-    model = build_part(context)
+    model = build_rank_model(context)
     vocab = model.shape.vocab_size
     return DraftSetup(drafts=drafts, vocab_size=vocab, max_model_len=64, model=model, context=context)
 

@@ -13,11 +13,11 @@ from omni.connector.pool.sender import PayloadRange
 from omni.device import Event
 from omni.engine.credit import Credit
 from omni.engine.peer_messages import ToConsumer
-from omni.engine.peers import EdgeEnds
+from omni.engine.peers import EngineEdges
 
 POOLS = frozenset({"views", "copied pieces", "full pools"})
 """What else is counted where payloads go through pools: those that are read in the pool; pieces that are copied out of it; pieces
-that found no room."""
+that found the pool full."""
 APART = frozenset({"early messages"})
 """And between two engines: messages for a request that has not arrived yet."""
 HAPPENS = frozenset({"joins", "aborts", "pauses and resumes", "stalls", "constrained", "scored", "ran ahead"})
@@ -32,7 +32,7 @@ wait for their host processors, in each round. scored: log-probabilities. ran ah
 def counting(happened: Counter[str]) -> Iterator[None]:
     """Counts pauses and resumes of producers, and what happens in pools and between engines."""
     report, view, copy = Credit.report, PoolReceiver.views_of, PoolReceiver.copy
-    acquire, keep = PoolSender.acquire, EdgeEnds.keep
+    acquire, keep = PoolSender.acquire, EngineEdges.keep
 
     def counted(credit: Credit) -> bool:
         news = report(credit)
@@ -55,7 +55,7 @@ def counting(happened: Counter[str]) -> Iterator[None]:
         happened["full pools"] += piece is None
         return piece
 
-    def kept(ends: EdgeEnds, place: str, message: ToConsumer) -> None:
+    def kept(ends: EngineEdges, place: str, message: ToConsumer) -> None:
         happened["early messages"] += 1
         keep(ends, place, message)
 
@@ -64,6 +64,6 @@ def counting(happened: Counter[str]) -> Iterator[None]:
         patch.object(PoolReceiver, "views_of", viewed),
         patch.object(PoolReceiver, "copy", copied),
         patch.object(PoolSender, "acquire", acquired),
-        patch.object(EdgeEnds, "keep", kept),
+        patch.object(EngineEdges, "keep", kept),
     ):
         yield

@@ -55,14 +55,14 @@ class World(Protocol):
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest: ...
 
 
-def ar_knobs(stage: str, block_size: int, roomy: int, few: int) -> Knobs:
+def ar_knobs(stage: str, block_size: int, ample: int, few: int) -> Knobs:
     """Settings of an autoregressive stage. few: blocks, enough for the longest request alone."""
     return {
         f"{stage}.max_in_flight": (1, 2, 4, 8),
         f"{stage}.graph_batch_sizes": ((), None, (1,)),
         f"{stage}.graph_chunk_sizes": ((), None, (3,)),
         f"{stage}.block_size": (block_size,),
-        f"{stage}.num_blocks": (roomy, few, few, few + 3),
+        f"{stage}.num_blocks": (ample, few, few, few + 3),
         f"{stage}.max_num_batched_tokens": (2048, 3, 9),
         f"{stage}.prefix_cache": (True, False),
         f"{stage}.max_num_seqs": (4, 4, 3, 1),

@@ -63,11 +63,11 @@ class Trained:
         made, verified, accepted = 1, 0, 0
         while made < MOST:
             entries = start + made - 1
-            room = min(drafts, MOST - made - 1, max(0, positions - entries + 1))
-            guesses = self.drafts(text, start + made, room) if room else []
+            count = min(drafts, MOST - made - 1, max(0, positions - entries + 1))
+            guesses = self.drafts(text, start + made, count) if count else []
             true = ids[start + made :]
-            matched = next((at for at, guess in enumerate(guesses) if guess != true[at]), room)
-            verified, accepted, made = verified + room, accepted + matched, made + matched + 1
+            matched = next((at for at, guess in enumerate(guesses) if guess != true[at]), count)
+            verified, accepted, made = verified + count, accepted + matched, made + matched + 1
         return verified, accepted
 
 

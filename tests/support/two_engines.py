@@ -15,7 +15,7 @@ from omni.engine.admission import Admission
 from omni.engine.command_queue import LocalCommandQueue
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peer_messages import LinkClosed, PeerMessage
-from omni.engine.peers import EdgeEnds, OpenEdge
+from omni.engine.peers import EngineEdges, OpenEdge
 from omni.engine.request import AbortRequest, ConnectPeer, SafeSink, SubmitRequest
 from omni.errors import OmniError
 from omni.ipc import Codec
@@ -121,7 +121,7 @@ class FakeEngine:
         self.connector = CopyConnector()
         self.local = {edge.name: CountingConnector() for edge in pipeline.edges}
         self.command_queue = HoldingCommandQueue()
-        self.ends = EdgeEnds(place, self._edges(pipeline, at), self._end)
+        self.ends = EngineEdges(place, self._edges(pipeline, at), self._end)
         made: dict[str, AdapterFactory] = {edge.name: PassThrough for edge in pipeline.edges}
         admission: Admission[SubmitRequest] = Admission(max_active, 10_000)
         self.orchestrator = Orchestrator(

@@ -59,7 +59,7 @@ def _pipeline_needs(
     yield from _check_weights(target)
     maker = plan.value.makers[FRONTEND]
     yield attempt(_GROUP, "processor", lambda: build_frontend(pipeline, checkpoint, maker), _describe_front_end).check
-    yield from _room(target)
+    yield from _memory(target)
 
 
 def _folder(model: str) -> Path | Finding:
@@ -77,7 +77,7 @@ def _describe_front_end(frontend: Frontend) -> str:
     return f"tokenizer and processor can be read{voices}"
 
 
-def _room(target: Target) -> Iterator[Finding]:
+def _memory(target: Target) -> Iterator[Finding]:
     device = attempt(
         _GROUP, "device", lambda: open_device(str(target.engine.device)), lambda opened: str(opened.torch_device)
     )

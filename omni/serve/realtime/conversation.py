@@ -28,14 +28,14 @@ class Conversation:
     def last_id(self) -> str | None:
         return self._items[-1].id if self._items else None
 
-    def check_room(self) -> None:
-        """Raises InputError if there is no room for a further item."""
+    def check_full(self) -> None:
+        """Raises InputError if it has as many items as it may."""
         if len(self._items) >= self._most:
             raise InputError("conversation", f"has {counted(self._most, 'item')}", "delete some")
 
     def check(self, item: Item, after: str | None = None) -> int:
         """Returns the index that the item would have. Raises InputError."""
-        self.check_room()
+        self.check_full()
         if item.id == ROOT or any(each.id == item.id for each in self._items):
             raise InputError("item.id", f"{quoted(item.id)} is taken", "use another, or leave it out")
         return len(self._items) if after is None else 0 if after == ROOT else self._find(after, "previous_item_id") + 1

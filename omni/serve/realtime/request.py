@@ -55,7 +55,7 @@ def read_request(
     held = 0 if own.input is None else sum(item.bytes for item in items if not conversation.has(item.id))
     kept = own.conversation != "none"
     if kept:
-        conversation.check_room()
+        conversation.check_full()
     after = updated(server, settings, rest, "response")
     if not prompt(after.instructions, items)[0]:
         field = "conversation" if own.input is None else "response.input"

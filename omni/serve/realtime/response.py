@@ -153,7 +153,7 @@ class Response:
         await self._channel.wait()
 
     def _begin(self) -> None:
-        """Raises InputError if the conversation has no room for the item."""
+        """Raises InputError if the conversation is full."""
         before = None
         if self.kept:
             after = self._after if self._after == ROOT or self._conversation.has(self._after) else None

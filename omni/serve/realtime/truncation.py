@@ -16,7 +16,7 @@ from omni.serve.realtime.items import Item, ItemPart
 from omni.serve.server import Server
 
 _ANSWER = 8
-"""A context over the room that is kept for the answer; OpenAI's is 32k over 4k."""
+"""A context over the tokens that are reserved for the answer; OpenAI's is 32k over 4k."""
 _TEXT, _PICTURE, _MESSAGE = 0.25, 300.0, 5.0
 """Tokens of a character, a picture and a message, about. Only their ratios count, between items."""
 _SOUND = 12.5
@@ -63,12 +63,13 @@ def read_truncation(server: Server, given: Any, at: str) -> Truncation:
 
 
 def input_limit(server: Server, output_tokens: int | None) -> int | None:
-    """Tokens of a prompt that leaves room for an answer; None without a limit. output_tokens: at most of the answer."""
+    """Maximum tokens of a prompt, beside those reserved for an answer; None without a limit. output_tokens: maximum of the
+    answer."""
     longest = server.omni.longest_prompt
     if longest is None:
         return None
-    room = max(1, (longest + 1) // _ANSWER)
-    return max(1, longest + 1 - min(room, output_tokens or room))
+    reserved = max(1, (longest + 1) // _ANSWER)
+    return max(1, longest + 1 - min(reserved, output_tokens or reserved))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +84,12 @@ def prompt_bound(truncation: Truncation, limit: int | None, instructions: int) -
     """None to exclude no item. limit: of `input_limit`. instructions: tokens of a prompt with these and hardly more."""
     if isinstance(truncation, str):
         return PromptBound(limit, limit) if truncation == "auto" and limit is not None else None
-    rooms = [limit - instructions] if limit is not None else []
-    rooms += [truncation.post_instructions] if truncation.post_instructions is not None else []
-    if not rooms:
+    limits = [limit - instructions] if limit is not None else []
+    limits += [truncation.post_instructions] if truncation.post_instructions is not None else []
+    if not limits:
         return None
-    room = max(0, min(rooms))
-    return PromptBound(instructions + room, instructions + int(truncation.retention_ratio * room))
+    most = max(0, min(limits))
+    return PromptBound(instructions + most, instructions + int(truncation.retention_ratio * most))
 
 
 def without_oldest(items: Sequence[Item], tokens: int, target: int) -> Sequence[Item]:

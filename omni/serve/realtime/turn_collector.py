@@ -106,7 +106,7 @@ class TurnCollector:
             raise HttpError(
                 400, "input_audio_buffer_commit_empty", FIELD, problem, "append more before it is committed"
             )
-        self._conversation.check_room()
+        self._conversation.check_full()
         self._commit(self._buffer.end)
         if self._detector is not None:
             self._detector.reset()
@@ -133,7 +133,7 @@ class TurnCollector:
         assert turns is not None
         self._channel.put(SpeechStopped(item_id=self._item_id, audio_end_ms=self._ms(turn.at)))
         try:
-            self._conversation.check_room()
+            self._conversation.check_full()
         except InputError:
             self._buffer.drop_before(turn.at)
             raise

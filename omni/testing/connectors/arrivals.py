@@ -47,7 +47,7 @@ def every_kind(bench: ConnectorBench) -> list[Meta]:
 
 
 def every_size(bench: ConnectorBench) -> None:
-    """Catches errors at the boundaries of slots and of the pool, and errors with payloads larger than the free room."""
+    """Catches errors at the boundaries of slots and of the pool, and errors with payloads larger than the free part of the pool."""
     edge, pool = bench.open(), bench.pool_bytes
     for size in (1, 2, 63, 64, 65, 4097, 2**16 - 1, 2**16 + 1, pool - 1, pool, pool + 1, 2 * pool, bench.largest_bytes):
         bench.through(edge, bench.bytes_of(size))
@@ -139,7 +139,7 @@ def _by_the_host(bench: ConnectorBench, pool_bytes: int) -> _ByTheHost:
         edge = bench.open(pool_bytes=pool_bytes)
         sent = bench.send(edge, bench.bytes_of(nbytes))
         bench.hold(sent)
-        bench.until(lambda: sent.finished, "a payload that the pool has room for is sent")
+        bench.until(lambda: sent.finished, "a payload that fits into the pool is sent")
         carried = sum(bytes_in(piece) for piece in bench.held_pieces(sent))
         bench.let_go(sent)
         bench.take(sent)

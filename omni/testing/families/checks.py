@@ -166,5 +166,5 @@ def require_rows(most: int) -> None:
     FAMILY.require(
         most > 1,
         "requests share steps, and there was never more than one",
-        "give stages room for several (max_num_seqs)",
+        "raise max_num_seqs of the stages",
     )

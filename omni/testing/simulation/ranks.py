@@ -88,21 +88,21 @@ class SimulatedRanks:
         for rank in everyone[1:]:
             channels[0].connect(channels[rank], f"messages 0->{rank}")
         groups: dict[tuple[str, int], RankGroup] = {}
-        for part in range(layout.tensor):
-            column = sorted((r for r in everyone if r % layout.tensor == part), key=layout.position)
+        for shard in range(layout.tensor):
+            column = sorted((r for r in everyone if r % layout.tensor == shard), key=layout.position)
             for name in ("hidden", "tokens"):
-                groups[name, part] = group(f"{name} {part}", column)
+                groups[name, shard] = group(f"{name} {shard}", column)
         for position in range(layout.pipeline):
             row = [rank for rank in everyone if layout.position(rank) == position]
             groups["tensor", position] = group(f"tensor {position}", row)
         self.ranks: list[Ranks] = []
         for rank in everyone:
-            position, part = layout.position(rank), rank % layout.tensor
+            position, shard = layout.position(rank), rank % layout.tensor
             tensor, pipeline = None, None
             if layout.tensor > 1:
-                tensor = SimulatedCommunicator(groups["tensor", position], part)
+                tensor = SimulatedCommunicator(groups["tensor", position], shard)
             if layout.pipeline > 1:
-                hidden, tokens = (SimulatedCommunicator(groups[name, part], position) for name in ("hidden", "tokens"))
+                hidden, tokens = (SimulatedCommunicator(groups[name, shard], position) for name in ("hidden", "tokens"))
                 pipeline = PipelineRank(position=position, size=layout.pipeline, hidden=hidden, tokens=tokens)
             own = EqualRanks(
                 rank=rank,

@@ -27,7 +27,9 @@ OTHER = "other"
 _QUIET = 12
 """Ticks without progress, after which none is expected."""
 _MOST_TICKS = 20_000
-_ENDS = "an unfinished request needs an event to come, or room; see that advance polls every event and tries again"
+_ENDS = (
+    "an unfinished request needs an event to come, or a free slot; see that advance polls every event and tries again"
+)
 
 
 class WatchedLease(Lease):
@@ -103,7 +105,7 @@ class StageSession:
 
     def feed(self, name: str, sample: Payload, ready: Event | None = None) -> Input:
         """Lends a payload from memory of its own, on the device. ready: of the check, which calls `fill` before."""
-        memory = {key: self._room(value) for key, value in sample.tensors.items()}
+        memory = {key: self._empty_like(value) for key, value in sample.tensors.items()}
         payload = Payload(sample.meta, memory)
         given = Input(Feed(name, payload, COMPLETED), None, [_base(each) for each in memory.values()])
         if ready is None:
@@ -354,7 +356,7 @@ class StageSession:
                     self.device.launch(self._producer, spoil, base)
         return moved
 
-    def _room(self, value: Tensor | PageSlice) -> Tensor | PageSlice:
+    def _empty_like(self, value: Tensor | PageSlice) -> Tensor | PageSlice:
         if isinstance(value, PageSlice):
             blocks, block, width = value.pages.shape
             pages = self.device.empty((blocks + 1, block, width), value.dtype, self._producer)

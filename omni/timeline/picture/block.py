@@ -114,7 +114,7 @@ class Block:
                     break
 
     def _note(self, x: float, main: float, text: str, color: str, *, bold: bool = False) -> bool:
-        """Draws text above the main lane, over the arrows, if there is room. Returns whether there was."""
+        """Draws text above the main lane, over the arrows, if it fits. Returns whether it does."""
         width, y = text_width(text, _SMALL), main - 19
         first, last = x - width / 2 - 4, x + width / 2 + 4
         inside = first >= LEFT - 60 and last <= self._scale.right + 10

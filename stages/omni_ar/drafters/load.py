@@ -16,7 +16,7 @@ from omni_ar.options import ArOptions
 
 
 def load_drafter(context: StageContext, model: ArModel, max_model_len: int) -> Drafter | None:
-    """None for a stage without a drafter. model: the stage's. At a rank without the last layers, which runs no drafter, the drafter
+    """None for a stage without a drafter. model: the stage's. At a rank without the last layer range, which runs none, the drafter
     is on the meta device.
 
     Raises ConfigError for an unknown name, for arguments that the drafter refuses, and for a stage that cannot verify drafts;

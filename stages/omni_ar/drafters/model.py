@@ -108,13 +108,13 @@ class ModelDrafter(PagedDrafter):
         pages = _pages(rows)
         columns, rows_R = pages.columns, rows.rows_R
         newest_R = rows.length_N.index_select(0, rows_R)
-        room_R = (columns.limit - columns.outputs).index_select(0, rows_R) - 1
+        remaining_R = (columns.limit - columns.outputs).index_select(0, rows_R) - 1
         ids_R = self._propose(hidden_RD)
         drafts = [ids_R]
         for number in range(1, self._drafts):
             entries = _Entries(
                 index_RE=(newest_R - self._shift + number)[:, None],
-                valid_RE=(ready_R & (number <= room_R))[:, None],
+                valid_RE=(ready_R & (number <= remaining_R))[:, None],
                 ids_RE=ids_R[:, None],
                 features_REH=hidden_RD[:, None] if self._has_features else None,
             )
@@ -125,8 +125,8 @@ class ModelDrafter(PagedDrafter):
         proposed_R = ready_R.long() * self._drafts
         if self._max_positions is not None:
             # A draft comes from an entry, the first from the newest one.
-            room_R = self._max_positions - (newest_R - self._shift)
-            proposed_R = torch.minimum(proposed_R, room_R.clamp(min=0))
+            remaining_R = self._max_positions - (newest_R - self._shift)
+            proposed_R = torch.minimum(proposed_R, remaining_R.clamp(min=0))
         rows.proposed_N.index_copy_(0, rows_R, proposed_R)
 
     def follow(self, rows: DraftRows) -> None:

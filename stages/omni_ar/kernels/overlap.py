@@ -38,7 +38,7 @@ def overlaps(tensor: Tensor) -> bool:
 
 @contextmanager
 def kernels_in_turn() -> Iterator[None]:
-    """While entered, kernels of this thread's launches do not overlap, so that they leave room for those of other streams."""
+    """While entered, kernels of this thread's launches do not overlap: multiprocessors are free for those of other streams."""
     token = _in_turn.set(True)
     try:
         yield

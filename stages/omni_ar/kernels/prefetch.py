@@ -10,7 +10,7 @@ from torch import Tensor
 
 # With more rows the products are no longer bound by reading their weights.
 _MOST_ROWS = 64
-# A part of the L2 cache that leaves room for the step's own data.
+# A part of the L2 cache: the rest is for the step's own data.
 _MOST_BYTES = 24 << 20
 _LINE = 128
 

@@ -16,14 +16,14 @@ from omni_ar.kernels.norm import Delta, residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.linear import FactoryKwargs, GatedMLP, RMSNorm
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
-from omni_ar.layers.parallel import layers_held
+from omni_ar.layers.parallel import held_layers
 from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
 from omni_ar.model import ArModel, Batch
 
 MOST_EXPERTS = 8192
 """Maximum experts that the kernels can distinguish."""
 _FEWEST_POSITIONS = 16
-"""Minimum positions: a shorter chat has no room for its control tokens."""
+"""Minimum positions: a chat of fewer would not fit with its control tokens."""
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -231,8 +231,8 @@ _NO_FEATURES: LayerFeatures = MappingProxyType({})
 
 
 class DecoderLayers(nn.Module):
-    """Layers and the final norm. Parameter names below it: `layers.N...`, `norm.weight`. In a partition it may hold only some of
-    the layers, `held`; the others are absent, as is the norm without the last layer.
+    """Layers and the final norm. Parameter names below it: `layers.N...`, `norm.weight`. In a partition it holds
+    the layers of a layer range, `held`; the others are absent, as is the norm without the last layer.
 
     payload_layer: the layer whose input `forward` stores as payload; None for none. Models store final states themselves."""
 
@@ -244,7 +244,7 @@ class DecoderLayers(nn.Module):
         self.rotary = RotaryEmbedding(*rotary, interleaved=config.mrope_interleaved)
         self.width = config.width
         self.payload_layer = payload_layer
-        self.held = layers_held(config.num_layers)
+        self.held = held_layers(config.num_layers)
         self.layers = nn.ModuleList(
             decoder_layer(config, Attention, index, cache_layer=index - self.held.start, **factory)
             if index in self.held
@@ -328,8 +328,8 @@ class DecoderLayers(nn.Module):
 
 
 def decoder_of(model: ArModel) -> DecoderLayers:
-    """The layers of a model whose sequence of layers is cut."""
-    (decoder,) = (part for part in model.modules() if isinstance(part, DecoderLayers))
+    """The layers of a model that is divided into layer ranges."""
+    (decoder,) = (module for module in model.modules() if isinstance(module, DecoderLayers))
     return decoder
 
 

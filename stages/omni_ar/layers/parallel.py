@@ -1,6 +1,6 @@
-"""The partition that layers are built in. Each rank of a stage holds a shard of every layer (tensor parallelism; Shoeybi et
-al., 2019, arXiv:1909.08053), and a part of the sequence of layers (pipeline parallelism; Huang et al., 2019, arXiv:1811.06965).
-Without a partition, a rank holds everything.
+"""The partition that layers are built in. A rank holds the layers of one layer range (pipeline parallelism; Huang et al., 2019,
+arXiv:1811.06965), and of each of them a shard (tensor parallelism; Shoeybi et al., 2019, arXiv:1909.08053). Without a partition, it
+holds everything.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from omni.parallel import Communicator
 
 
 @dataclass(frozen=True, slots=True)
-class PipelinePart:
-    """The part of a rank in a sequence of layers. stage: its name, for errors. position: 0 for the first part. size: number of
-    parts. layers: number of layers of each part; empty to divide them evenly."""
+class LayerRange:
+    """The layer range of a rank. stage: its name, for errors. position: 0 for the range with the first layers. size: number of
+    ranges. layers: number of layers of each range; empty to divide them evenly."""
 
     stage: str
     position: int
@@ -28,14 +28,15 @@ class PipelinePart:
         return self.position == self.size - 1
 
     def held(self, num_layers: int) -> range:
-        """Returns the range of layers that this rank holds. Raises ConfigError if there are not as many layers as the parts
-        need."""
+        """Returns the indexes of the range's layers. Raises ConfigError if there are not as many layers as the ranges need."""
         layers, option = self.layers, f"{self.stage}.pipeline_layers"
         if not layers:
             if num_layers < self.size:
                 problem = f"is {self.size}, and the model has {num_layers} layers"
-                raise ConfigError(f"{self.stage}.pipeline_parallel", problem, "use at most one part for each layer")
-            # The last part also computes logits and samples, so the parts with one more layer are others.
+                raise ConfigError(
+                    f"{self.stage}.pipeline_parallel", problem, "use at most one layer range for each layer"
+                )
+            # The last range also computes logits and samples, so the ranges with one more layer are others.
             each, more = divmod(num_layers, self.size)
             layers = tuple(each + (index < more) for index in range(self.size))
         if len(layers) != self.size or sum(layers) != num_layers or min(layers) < 1:
@@ -48,7 +49,7 @@ class PipelinePart:
 @dataclass(frozen=True, slots=True)
 class _Partition:
     communicator: Communicator | None = None
-    part: PipelinePart | None = None
+    layer_range: LayerRange | None = None
     expert_parallel: bool = False
 
 
@@ -58,12 +59,12 @@ _partition: ContextVar[_Partition] = ContextVar("partition", default=_WHOLE)
 
 @contextmanager
 def partitioned(
-    communicator: Communicator | None, part: PipelinePart | None = None, *, expert_parallel: bool = False
+    communicator: Communicator | None, layer_range: LayerRange | None = None, *, expert_parallel: bool = False
 ) -> Iterator[None]:
-    """While entered, layers that this thread builds hold the shard of the communicator's rank, and a sequence of them the layers of
-    a part. None: layers are whole. expert_parallel: whether the experts of a mixture are divided among the communicator's ranks,
-    instead of the width of each (`Stage.expert_parallel`)."""
-    token = _partition.set(_Partition(communicator, part, expert_parallel))
+    """While entered, layers that this thread builds hold the shard of the communicator's rank, and `DecoderLayers` the layers of
+    the layer range. None: layers are whole, and all of them are held. expert_parallel: whether the experts of a mixture are divided
+    among the communicator's ranks, instead of the width of each (`Stage.expert_parallel`)."""
+    token = _partition.set(_Partition(communicator, layer_range, expert_parallel))
     try:
         yield
     finally:
@@ -82,15 +83,15 @@ def communicator() -> Communicator | None:
     return _partition.get().communicator
 
 
-def pipeline_part() -> PipelinePart | None:
-    """The part of a sequence of layers that is built now; None if it is whole."""
-    return _partition.get().part
+def layer_range() -> LayerRange | None:
+    """The layer range that is built now; None for all layers."""
+    return _partition.get().layer_range
 
 
-def layers_held(num_layers: int) -> range:
-    """This rank's layers of a sequence."""
-    part = pipeline_part()
-    return range(num_layers) if part is None else part.held(num_layers)
+def held_layers(num_layers: int) -> range:
+    """The indexes of this rank's layers, of a model with `num_layers`."""
+    own = layer_range()
+    return range(num_layers) if own is None else own.held(num_layers)
 
 
 def width_cut(size: int, dim: int) -> Cut | None:

@@ -10,7 +10,7 @@ from omni.checkpoint import load_weights
 from omni.stage import StageContext
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
 from omni_ar.layers.linear import FactoryKwargs, Linear
-from omni_ar.layers.parallel import head_shard, layers_held
+from omni_ar.layers.parallel import head_shard, held_layers
 from omni_ar.layers.vocabulary import vocab_embedding, vocab_head
 from omni_ar.model import ArModel, ArShape, Batch, ExpertShape, NextTokens, PromptTokens
 
@@ -91,7 +91,7 @@ def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShap
     fields: dict[str, Any] = {"forward_embeddings": (), "position_axes": axes} | more
     return ArShape(
         num_layers=config.num_layers,
-        kv_layers=len(layers_held(config.num_layers)),
+        kv_layers=len(held_layers(config.num_layers)),
         num_kv_heads=head_shard(config.num_heads, config.num_kv_heads).num_kv_heads,
         head_dim=config.head_dim,
         hidden_width=config.width,

@@ -12,7 +12,7 @@ from omni.checkpoint import Cut, Destination, MissingLayer, StackedWeights
 from omni.parallel import Communicator
 from omni_ar.kernels.linear import linear
 from omni_ar.layers.linear import FactoryKwargs, Linear
-from omni_ar.layers.parallel import communicator, pipeline_part
+from omni_ar.layers.parallel import communicator, layer_range
 
 
 class VocabEmbedding(nn.Embedding, StackedWeights):
@@ -57,7 +57,7 @@ class VocabHead(Linear, StackedWeights):
 
 
 class MissingHead(MissingLayer):
-    """The output matrix that the rank of the last layers holds. out_features: its outputs."""
+    """The output matrix that the rank of the last layer range holds. out_features: its outputs."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -73,9 +73,9 @@ def vocab_embedding(vocab_size: int, width: int, **factory: Unpack[FactoryKwargs
 
 
 def vocab_head(width: int, vocab_size: int, **factory: Unpack[FactoryKwargs]) -> Linear | MissingHead:
-    """The output matrix of a large vocabulary, cut across the ranks of the partition; absent without the last layers."""
-    part, group = pipeline_part(), communicator()
-    if part is not None and not part.last:
+    """The output matrix of a large vocabulary, cut across the ranks of the partition; absent without the last layer range."""
+    held, group = layer_range(), communicator()
+    if held is not None and not held.last:
         return MissingHead(vocab_size)
     if group is None:
         return Linear(width, vocab_size, bias=False, **factory)

@@ -96,7 +96,7 @@ class Allocator:
         return -(-tokens // self._size)
 
     def allocate(self, request: ArRequest, victims: Sequence[ArRequest], headroom: int) -> bool:
-        """Gives a request its row, and blocks for all tokens up to the next one it samples. Returns whether there was space.
+        """Gives a request its row, and blocks for all tokens up to the next one it samples. Returns whether they were available.
         headroom: blocks to leave for others. victims: requests that may be preempted for it, in that order."""
         state = (request.id, self._pool.available, self._pool.cached, headroom)
         if (state == self._refused and not victims) or (request.row is None and not self._rows.available):
@@ -106,7 +106,7 @@ class Allocator:
         if self._late_draft_tokens:
             tokens = min(tokens + self._late_draft_tokens, request.length + request.max_tokens)
         need = self.blocks_for(tokens) - len(shared)
-        if not self._make_room(need, victims, headroom):
+        if not self._ensure_available(need, victims, headroom):
             self._pool.release(shared)
             # Avoids hashing and matching a long prompt again until the state has changed.
             self._refused = None if victims or self._reclaimer.waiting else state
@@ -131,7 +131,7 @@ class Allocator:
         need = self.blocks_for(tokens) - table.count
         if need <= 0:
             return ()
-        if not self._make_room(need, victims, 0):
+        if not self._ensure_available(need, victims, 0):
             return None
         first = table.count
         for block in self._pool.allocate(need):
@@ -203,7 +203,7 @@ class Allocator:
         behind = [int(ids[end] if end < length else outputs[end - length]) for end in ends]
         return [key + token.to_bytes(8, "little", signed=True) for key, token in zip(keys, behind, strict=True)]
 
-    def _make_room(self, need: int, victims: Sequence[ArRequest], headroom: int) -> bool:
+    def _ensure_available(self, need: int, victims: Sequence[ArRequest], headroom: int) -> bool:
         if self._pool.available >= need + headroom:
             return True
         tables = [*self._reclaimer.tables, *(victim.held_table for victim in victims)]

@@ -22,7 +22,7 @@ from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext
 
 _MANY_ROWS = 17
-"""Minimum number of rows whose frames leave room for a prefill. Measured for 17 to 32 rows only."""
+"""Minimum number of rows whose frames can leave multiprocessors to a prefill. Measured for 17 to 32 rows only."""
 
 
 class CodePrediction:

@@ -8,12 +8,12 @@ from omni.stage import module_bytes
 from omni_ar.drafters import Drafter, PagedDrafter
 from omni_ar.kernels.step.draft_state import RATE_ONE, expected_gain
 from omni_ar.model import ArModel, PassWeights
-from omni_ar.run.draft_reports import PROBE
+from omni_ar.run.gain_history import PROBE
 from omni_ar.run.limits import Limits
 
-_ROOM = 0.2
-"""Time that room for drafts adds to a step, relative to one without, however many positions it has. Measured are 0.13 to 0.23 with
-three drafts of 1 to 64 rows (benchmarks/results/2026-11-28-drafts-h200.md)."""
+_VERIFICATION = 0.2
+"""Time that the verification of drafts adds to a step, relative to one without, however many positions it has. Measured are
+0.13 to 0.23 with three drafts of 1 to 64 rows (benchmarks/results/2026-11-28-drafts-h200.md)."""
 _POSITION = 1 / 300
 """Time that a position adds, relative to reading the weights that it is multiplied by: a dense model of 8 billion parameters takes
 1.21 times as long with 64 rows as with one, without keys and values (benchmarks/results/2026-11-22-decode-h200.md)."""
@@ -65,8 +65,8 @@ class DraftPolicy:
 
     @cached_property
     def probe_steps(self) -> int:
-        """Number of steps without room after which a row is tried with room for a few steps, the first time: more if drafts add
-        more than the time of a step. 0 if the drafter runs in every step."""
+        """Number of steps that verify no drafts after which a row's are verified for a few steps, the first time: more if drafts
+        add more than the time of a step. 0 if the drafter runs in every step."""
         return round(PROBE * max(1.0, self._most_added)) if self.has_weights else 0
 
     def pays(self, gains: Sequence[int]) -> bool:
@@ -82,12 +82,12 @@ class DraftPolicy:
         positions = rows * self.drafts * _POSITION / (1 + rows * _POSITION)
         experts, passes = self.weights.experts, self.drafts * self._pass_time(rows)
         if experts is None:
-            return _ROOM + positions + passes
+            return _VERIFICATION + positions + passes
         share, share_with = experts.share_used(rows), experts.share_used(rows * (1 + self.drafts))
         # Of the weights that the step reads, a position is multiplied by those of its own experts.
         own = (1 + experts.weights * experts.top_k / experts.num_experts) / (1 + experts.weights * share)
         further = (share_with - share) / (_OTHER_WEIGHTS / experts.weights + share)
-        return _ROOM + positions * own + further + passes
+        return _VERIFICATION + positions * own + further + passes
 
     def _pass_time(self, rows: int) -> float:
         """Time of a pass of a drafter with weights, relative to a step of the model."""

@@ -99,7 +99,7 @@ class FollowerWorker:
             return self._runner.follow(message)
 
     def _forget(self, message: ForgetMessage) -> None:
-        # A rank without the last layers is not affected by a failure in the work that follows them.
+        # A rank without the last layer range is not affected by a failure in the work that follows them.
         failed = self._failure is not None or not self._runner.has_last_layers
         if not failed or message.number != self._newest:
             problem = f"step {message.number} failed at rank 0, and not at rank {self._ranks.rank}"

@@ -76,7 +76,7 @@ class Forward:
         self._boundary = boundary
         self._drafting = drafting
         self.last = boundary is None or boundary(0).sent is None
-        """Whether the last layers are here."""
+        """Whether the last layer range is here."""
 
     def decodes(
         self, rows_R: Tensor, steps_XR: Tensor, blocks: int, pages: Pages, drafts: int = 0

@@ -1,6 +1,6 @@
-"""Drafts that are made at the end of a step, where the sequence of layers is cut (pipeline parallelism).
+"""Drafts that are made at the end of a step, with several layer ranges (pipeline parallelism).
 
-The rank with the last layers makes the drafts of each sampled row's next step behind the token point, and sends them with the
+The rank with the last layer range makes the drafts of each sampled row's next step behind the token point, and sends them with the
 tokens: ranks with earlier layers begin that step earlier, and have neither the hidden states nor the tokens for making drafts.
 """
 

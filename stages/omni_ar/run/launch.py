@@ -51,7 +51,7 @@ class StepLaunch:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether its tokens pass from the ranks with the last layers to the others. Every rank decides by it."""
+        """Whether its tokens pass from the ranks with the last layer range to the others. Every rank decides by it."""
         return self.count > 0
 
     @property

@@ -30,8 +30,8 @@ class Limits:
     maximum tokens of one step, drafts included. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model
     whose prompt is not a sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids:
     maximum tokens that one step gives a row. max_step_vectors: conditioning vectors per request, one for each possible step; 0 for
-    a model without them. micro_batches: number of batches that the decoding rows are divided into, one for each part of the
-    sequence of layers. check_logits, hidden_layers, short_slack_prefill_tokens, adaptive_drafts: as in `ArOptions`.
+    a model without them. micro_batches: number of batches that the decoding rows are divided into, one for each layer
+    range. check_logits, hidden_layers, short_slack_prefill_tokens, adaptive_drafts: as in `ArOptions`.
     """
 
     rows: int
@@ -69,7 +69,7 @@ class Limits:
     @property
     def drafts_late(self) -> bool:
         """Whether drafts are made at the end of the step before the one that verifies them (`LateDrafts`), instead of at its head:
-        where the sequence of layers is cut."""
+        where there are several layer ranges."""
         return self.micro_batches > 1
 
     @property
@@ -138,7 +138,7 @@ class Limits:
             block_size=size,
             max_blocks=max_blocks,
             max_num_batched_tokens=budget,
-            # While the last layers run one batch, those before run the next ones.
+            # While the last layer range runs one batch, those before run the next ones.
             max_in_flight=options.max_in_flight + micro_batches - 1,
             step_tokens=max(rows + budget, rows * step_ids),
             scored_tokens=scored,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from omni.device import COMPLETED
 from omni.errors import InputError, ReturnedError
 from omni.parallel.watch import StepWatch
-from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
+from omni.payload import GeneratedTokens, LogprobsChunk, PageSlice, Payload
 from omni.sampling import StopVerdict
 from omni.stage import Outbound, Produced, method_name
 from omni.utils.draft_counts import DraftCounts
@@ -179,7 +179,7 @@ class OutputProcessor:
         for request in read.requests:
             request.steps_in_flight -= 1
             if self.drafts.drafted:
-                request.draft_reports.read()
+                request.gain_history.read()
         step, scored, drafts = read.step, list[_Scored](), DraftCounts()
         launch, rows = step.launch, step.requests.rows
         results = step.tokens.read(len(rows)) if step.tokens is not None else []
@@ -189,7 +189,7 @@ class OutputProcessor:
             if self.drafts.drafted:
                 verified, gain = DraftHandoffFields(*result[-REPORTED:])
                 if launch.packed.chunks is None:  # the host takes reports of steps that could have had drafts
-                    request.draft_reports.report(gain, room=launch.drafts > 0)
+                    request.gain_history.report(gain, verifies=launch.drafts > 0)
                 _correct_bounds(request, launch.drafts, count)
             if not request.status.takes_tokens:
                 self.discarded += count
@@ -379,7 +379,7 @@ class OutputProcessor:
 
 
 def _correct_bounds(request: ArRequest, drafts: int, count: int) -> None:
-    """Corrects the request's bounds by the number of tokens that a step gave. drafts: that the step had room for."""
+    """Corrects the request's bounds by the number of tokens that a step gave. drafts: maximum that it could verify of a row."""
     if drafts:
         request.num_computed_tokens -= 1 + drafts - count
         request.num_scheduled_outputs += count - 1
@@ -393,5 +393,5 @@ def _excludes_ids(request: ArRequest) -> bool:
     return bool(request.flags.needs & _EXCLUDING or request.flags.processors or request.host_processors)
 
 
-def _for_user(request: ArRequest, chunk: TokenLogprobs) -> Produced:
+def _for_user(request: ArRequest, chunk: LogprobsChunk) -> Produced:
     return Produced(request.id, Payload(chunk), COMPLETED, for_user=True)

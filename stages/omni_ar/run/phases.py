@@ -196,8 +196,8 @@ def _embeddings(model: ArModel, function: Literal["embed_next", "embed_prompt"],
 
 
 def run_forward(model: ArModel, embedded: InputEmbeddings, batch: Batch, kept: SavedHiddenStates | None) -> None:
-    """Runs the backbone and keeps the needed hidden states; without the last layers, where `kept` is None, there are none. Raises
-    ReturnedError if they differ from the model's shape, and RuntimeError if it has not stored those of a layer that are kept."""
+    """Runs the backbone and keeps the needed hidden states; without the last layer range, where `kept` is None, there are none.
+    Raises ReturnedError if they differ from the model's shape, and RuntimeError if it has not stored those of a kept layer."""
     if kept is None:
         model(embedded.take(), batch)
         return

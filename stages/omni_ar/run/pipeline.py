@@ -1,5 +1,5 @@
-"""Transfers between the parts of a sequence of layers (pipeline parallelism): hidden states to the layers after, and the tokens
-that were sampled there back to the layers before. Each has a communicator of its own, and streams, so the main stream waits for
+"""Transfers between layer ranges (pipeline parallelism): hidden states to the next range, and the tokens that the last range
+samples back to those before. Each has a communicator of its own, and streams, so the main stream waits for
 neither until a phase reads the arrived tensors. Tokens leave from the main stream: nothing is enqueued after such a transfer that
 would wait for it (`Communicator.post`).
 
@@ -8,7 +8,7 @@ would wait for it (`Communicator.post`).
 | `PipelineBoundary.received`, `.sent` | `take_hidden`, `run_forward` | `run_forward`, `copy_tensor` | stream order |
 | slot for hidden states to come | the transfer, on its stream | `take_hidden`, main stream | the event after it |
 | slot for hidden states to send | `copy_tensor`, main stream | the transfer, on its stream | the event after it |
-| slot for tokens to send | `gather_fields` or `gather_tokens`, main stream | the transfer | as `TokenSender` says |
+| slot for tokens to send | `gather_columns` or `gather_codes`, main stream | the transfer | as `TokenSender` says |
 | slot for tokens to come | the transfer, on its stream | `accept_received`, main stream | the event after it |
 """
 
@@ -31,7 +31,7 @@ from omni_ar.run.phases import set_counter
 from omni_ar.run.source import LocalTokens, TokenSource
 from omni_ar.run.state import Resources, next_width
 from omni_ar.run.step import StepContext, TokenHandoff
-from omni_ar.run.transfer_slots import PendingReceives, Slot, SlotRing, post_tensors, receive_tensors, send_tensors
+from omni_ar.run.transfer_slots import Slot, SlotRing, TransferEvent, post_tensors, receive_tensors, send_tensors
 
 _SLOTS = 2
 """Two slots for hidden states: one is transferred while the other is read or written."""
@@ -42,7 +42,7 @@ def fill_random(slots: Sequence[Tensor]) -> None:
         slot.normal_()
 
 
-def take_hidden(arrivals: PendingReceives, slot_NTD: Tensor, received_NTD: Tensor) -> None:
+def take_hidden(arrivals: TransferEvent, slot_NTD: Tensor, received_NTD: Tensor) -> None:
     """Copies hidden states that have arrived into the buffer that `forward` reads, which a captured one cannot change."""
     arrivals.wait()
     received_NTD.copy_(slot_NTD)
@@ -109,7 +109,7 @@ def void_tokens(state: RowState, null_row: int, message: TokenMessage) -> None:
     message.codes_RD.copy_(state.next_codes[null_row])
 
 
-def accept_received(state: RowState, arrivals: PendingReceives, message: TokenMessage) -> None:
+def accept_received(state: RowState, arrivals: TransferEvent, message: TokenMessage) -> None:
     """Stores received tokens as the newest tokens of their rows. A message holds the whole state of its rows, and messages are
     accepted in order. A late message for a row that has a new owner is harmless: the first message of the new owner overwrites the
     state before it is read."""
@@ -124,7 +124,7 @@ def accept_received(state: RowState, arrivals: PendingReceives, message: TokenMe
 
 
 class HiddenTransfers:
-    """The boundaries of this rank's layers to those of the ranks before and after."""
+    """The boundaries of this rank's layer range to those before and after."""
 
     def __init__(self, stage: Resources, pipeline: PipelineRank, feature_layers: Sequence[int] = ()) -> None:
         """feature_layers: `FeatureShape.layers` of the stage's drafter."""
@@ -164,7 +164,7 @@ class HiddenTransfers:
         received, stage = self._received, self._stage
         if received is None:
             return
-        arrivals = PendingReceives()
+        arrivals = TransferEvent()
 
         def transfer(slot: tuple[Tensor, ...]) -> None:
             given = (self._pipeline.hidden, self._pipeline.position - 1, _entries(slot[0], tokens), arrivals)
@@ -193,9 +193,9 @@ class HiddenTransfers:
 
 
 class TokenSender:
-    """Sends the tokens of each step from the rank with the last layers to the others.
+    """Sends the tokens of each step from the rank with the last layer range to the others.
 
-    With S parts of the sequence of layers, there are S slots, which need no events. A slot is filled again S messages later, when a
+    With S layer ranges, there are S slots, which need no events. A slot is filled again S messages later, when a
     step is sampled. Each other rank accepts the slot's earlier tokens before it runs its layers of that step
     (`ReceivedTokens.begin`), and the step is sampled from hidden states of these layers.
 
@@ -249,7 +249,7 @@ class PendingTokens:
     step: int
     count: int
     slot: Slot
-    arrivals: PendingReceives
+    arrivals: TransferEvent
 
     def done(self) -> bool:
         """Whether the tokens are known to have arrived."""
@@ -261,8 +261,8 @@ class PendingTokens:
 
 
 class ReceivedTokens:
-    """The token source of a rank without the last layers. The receive of a step's tokens is launched with the step. They become the
-    rows' newest when a later step needs them, or as many messages later as there are parts of the sequence of layers."""
+    """The token source of a rank without the last layer range. The receive of a step's tokens is launched with the step. They
+    become the rows' newest when a later step needs them, or as many messages later as there are layer ranges."""
 
     gives_logits = False
     ready = True
@@ -291,7 +291,7 @@ class ReceivedTokens:
 
     def transfer(self, step: int, rows_R: Tensor | None, count: int) -> None:
         """Launches the transfer of the tokens of a step, which samples `count` rows."""
-        arrivals = PendingReceives()
+        arrivals = TransferEvent()
 
         def receive(slot: tuple[Tensor, ...]) -> None:
             given = (self._pipeline.tokens, self._pipeline.size - 1, TokenMessage.of(slot, count).sent, arrivals)
@@ -314,7 +314,7 @@ class ReceivedTokens:
 def token_source(
     stage: Resources, processors: Sequence[NamedProcessor], pipeline: PipelineRank | None
 ) -> tuple[TokenSource, TokenSender | ReceivedTokens | None]:
-    """The source of this rank's part, and the transfer of tokens if the sequence of layers is cut."""
+    """The source of this rank, and the transfer of tokens between layer ranges if there are several."""
     if pipeline is None:
         return LocalTokens(stage, processors), None
     if pipeline.last:

@@ -19,7 +19,7 @@ from omni_ar.drafters import DraftRequest
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.run.blocks.pool import BlockTable, PrefixKeys
-from omni_ar.run.draft_reports import DraftReports
+from omni_ar.run.gain_history import GainHistory
 from omni_ar.sampling.pack import flags_of
 
 
@@ -239,7 +239,7 @@ class ArRequest:
     num_frames: int = 0
     num_cached_tokens: int | None = None
     """Number of prompt tokens in the prefix cache at the first start; None before it."""
-    draft_reports: DraftReports = field(default_factory=DraftReports)
+    gain_history: GainHistory = field(default_factory=GainHistory)
     drafts: DraftCounts = field(default_factory=DraftCounts)
     flags: SamplingFlags = field(init=False)
     """The request's sampling work."""
@@ -272,7 +272,7 @@ class ArRequest:
     @property
     def draft_gain(self) -> int:
         """Tokens that drafts are expected to add to the step to be planned, as in `DraftHandoffFields`."""
-        return self.draft_reports.gain(self.steps_in_flight)
+        return self.gain_history.gain(self.steps_in_flight)
 
     @property
     def undrafted(self) -> bool:

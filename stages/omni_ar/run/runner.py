@@ -67,8 +67,8 @@ class Runner:
         drafter_backend: AttentionBackend | None = None,
         listeners: Listeners | None = None,
     ) -> None:
-        """processors: the processors that a row may use. source: makes the token source; None for the one of this rank's part.
-        ranks: of a stage that is cut across engines. drafter: None if `limits` leave no room for drafts; without the last layers
+        """processors: the processors that a row may use. source: makes the token source; None for the one of this rank.
+        ranks: of a stage that is cut across engines. drafter: None if `limits` allow no drafts; without the last layer range
         it does not run. drafter_backend: for its own keys and values; by default `backend`. listeners: as in `StageContext`."""
         self.device = device
         self.stream = device.stream(name, priority=priority)
@@ -186,7 +186,7 @@ class Runner:
 
     @property
     def has_last_layers(self) -> bool:
-        """Whether this rank has the last layers, and samples."""
+        """Whether this rank has the last layer range, and samples."""
         return self._forward.last
 
     @property

@@ -66,7 +66,7 @@ class Scheduler:
             problem = f"has {length} tokens, and {stage} takes {most} with at least one generated"
             raise InputError("prompt", problem, "shorten it", f"raise {stage}.max_model_len")
         if request.prompt.penalized_ids.size > most:
-            problem = f"are {request.prompt.penalized_ids.size}, and {stage} has room for {most}"
+            problem = f"are {request.prompt.penalized_ids.size}, and {stage} takes at most {most}"
             raise InputError("prompt.penalized_ids", problem, "name fewer", f"raise {stage}.max_model_len")
         assert request.sampling.max_tokens is not None
         max_tokens = min(request.sampling.max_tokens, most - length)
@@ -124,7 +124,7 @@ class Scheduler:
             if chunk.first:
                 policy, undrafted = self._policy, request.undrafted
                 gain, probe = (0, 0) if undrafted else (policy.start_gain, policy.probe_steps)
-                request.draft_reports.restart(gain, probe=probe)
+                request.gain_history.restart(gain, probe=probe)
                 if not undrafted and not request.drafts.drafted:
                     request.drafts = DraftCounts(policy.drafts)
             request.last_scheduled_step = plan.number
@@ -180,7 +180,7 @@ class Scheduler:
             if due:
                 yield decoding
             return
-        # With more steps in flight, a request's reports on drafts would be read after they count (`draft_reports.LAG`).
+        # With more steps in flight, a request's reports on drafts would be read after they count (`gain_history.LAG`).
         able = [one for one in decoding if one.can_step(self._conditioned) and one.steps_in_flight < MAX_IN_FLIGHT]
         size = max(1, -(-len(able) // batches))
         if due:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Downloader, PackedSpan
-from omni.payload import TokenLogprobs
+from omni.payload import LogprobsChunk
 from omni_ar.kernels.step.handoff import IDS
 from omni_ar.run.late_phases import copy_scores, score_prompt, score_tokens
 from omni_ar.run.launch import StepLaunch
@@ -77,11 +77,11 @@ class TokenScores(NamedTuple):
     logprobs_nk: NDArray[np.float32]
     ranks_n: NDArray[np.int64]
 
-    def chunk(self, start: int, count: int, asked: int, first: int, prompt: bool = False) -> TokenLogprobs:
+    def chunk(self, start: int, count: int, asked: int, first: int, prompt: bool = False) -> LogprobsChunk:
         """The log-probabilities of `count` tokens, with the `asked` likeliest ids each."""
         part, width = slice(start, start + count), 1 + asked
         ids_nk, logprobs_nk = self.ids_nk[part, :width], self.logprobs_nk[part, :width]
-        return TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=self.ranks_n[part], prompt=prompt)
+        return LogprobsChunk(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=self.ranks_n[part], prompt=prompt)
 
 
 def read_scores(fields: NDArray[np.int64], count: int) -> TokenScores:

@@ -22,7 +22,7 @@ from omni_ar.sampling.edits import StepEdits
 class TokenSource(Protocol):
     """Writes the rows' newest tokens on the device, and hands them to the host.
 
-    `LocalTokens` samples them. `ReceivedTokens` receives them from the rank with the last layers.
+    `LocalTokens` samples them. `ReceivedTokens` receives them from the rank with the last layer range.
     """
 
     @property

@@ -124,7 +124,7 @@ class Pages:
         drafts: CacheShape | None = None,
     ) -> "Pages":
         """num_blocks: excludes the null block. layers: number of those whose hidden states are kept. stores: whether hidden states
-        are stored here: where the last layers are. drafts: keys and values of a `PagedDrafter`."""
+        are stored here: at the ranks with the last layer range. drafts: keys and values of a `PagedDrafter`."""
         shape = model.shape
         pages = (num_blocks + 1, block_size)
         groups = model.num_groups if isinstance(model, CodecModel) else 0

@@ -71,15 +71,15 @@ class ConditioningStore:
             return [], []
         transfers: dict[Transfer, ArRequest] = {}
         taken: list[tuple[ArRequest, ArrivedConditioning]] = []
-        room = self._max_vectors
+        free = self._max_vectors
         for request in self._waiting:
             for arrival in self._ready(request):
-                # The vectors that will be read. No step runs past the request's limit, so there is room for each.
+                # The vectors that will be read. No step runs past the request's limit, so each has an entry.
                 left = request.max_tokens - 1 - len(request.steps)
                 needed = 0 if arrival.vectors is None else max(0, min(arrival.count, left))
-                if needed > room:
+                if needed > free:
                     break
-                room -= needed
+                free -= needed
                 taken.append((request, arrival))
                 transfers |= dict.fromkeys(self._place(request, arrival, needed), request)
         result = self._copier.copy(list(transfers))
@@ -235,10 +235,10 @@ class EmbeddingStore:
         if not self._waiting or not self._copier.ready:
             return []
         ready: list[_Arrival] = []
-        room = self._max_entries
+        free = self._max_entries
         for arrival in self._waiting:
-            if arrival.message.arrived and arrival.page_entries <= room:
-                room -= arrival.page_entries
+            if arrival.message.arrived and arrival.page_entries <= free:
+                free -= arrival.page_entries
                 ready.append(arrival)
         return ready
 

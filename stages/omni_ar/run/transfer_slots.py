@@ -10,8 +10,8 @@ from omni.device import COMPLETED, Device, Event, Stream
 from omni.parallel import Communicator, PendingReceive
 
 
-class PendingReceives:
-    """The tensors of a transfer. An event: done once all have arrived."""
+class TransferEvent:
+    """Done once all tensors of a transfer have arrived."""
 
     def __init__(self) -> None:
         self._each: Sequence[PendingReceive] | None = None
@@ -33,10 +33,8 @@ class PendingReceives:
             arrival.wait()
 
 
-def receive_tensors(
-    communicator: Communicator, source: int, tensors: Sequence[Tensor], arrivals: PendingReceives
-) -> None:
-    arrivals.expect([communicator.receive(tensor, source) for tensor in tensors])
+def receive_tensors(communicator: Communicator, source: int, tensors: Sequence[Tensor], arrived: TransferEvent) -> None:
+    arrived.expect([communicator.receive(tensor, source) for tensor in tensors])
 
 
 def send_tensors(communicator: Communicator, to: Sequence[int], tensors: Sequence[Tensor]) -> None:

@@ -1,5 +1,5 @@
 """The transfers of a step between the ranks of a stage. Every rank launches the same transfers for each step, so that no rank
-assigns a transfer to another step. If a step fails at all ranks, or at rank 0 after the last layers, `finish` launches the missing
+assigns a transfer to another step. If a step fails at all ranks, or at rank 0 after its layers, `finish` launches the missing
 transfers with unused contents."""
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from omni_ar.run.launch import StepLaunch
 from omni_ar.run.pack_chunks import StepTensors
 from omni_ar.run.pipeline import HiddenTransfers, PendingTokens, ReceivedTokens, TokenSender
 from omni_ar.run.state import Resources
-from omni_ar.run.transfer_slots import PendingReceives, receive_tensors
+from omni_ar.run.transfer_slots import TransferEvent, receive_tensors
 
 
 def send_inputs(
@@ -27,9 +27,7 @@ def send_inputs(
             communicator.send(sent, rank)
 
 
-def take_inputs(
-    arrivals: PendingReceives, vectors: Sequence[Tensor], state: RowState, steps_n: Sequence[Tensor]
-) -> None:
+def take_inputs(arrivals: TransferEvent, vectors: Sequence[Tensor], state: RowState, steps_n: Sequence[Tensor]) -> None:
     """Stores vectors that have arrived where the steps read them."""
     arrivals.wait()
     for vectors_nE, index_n in zip(vectors, steps_n, strict=True):
@@ -52,7 +50,7 @@ class InputTransfers:
         if not self._ranks.rank:
             stage.device.launch(stage.stream, send_inputs, communicator, given, stage.rows, steps_n)
             return
-        arrivals, width = PendingReceives(), stage.rows.conditioning.shape[1]
+        arrivals, width = TransferEvent(), stage.rows.conditioning.shape[1]
         vectors = [stage.device.empty((index_n.shape[0], width), stage.dtype, stage.stream) for index_n in steps_n]
         stage.device.launch(stage.stream, receive_tensors, communicator, 0, [*given, *vectors], arrivals)
         stage.device.wait_remote(stage.stream, arrivals)

@@ -64,7 +64,7 @@ def _united(defaults: Ids | None, requested: Ids | None) -> Ids:
 
 def _check(sampling: SamplingParams, field: str, vocab_size: int) -> None:
     _check_ids(sampling, field, vocab_size)
-    _check_room(sampling, field)
+    _check_counts(sampling, field)
     if sampling.bad_words:
         raise InputError(f"{field}.bad_words", "are texts, and this stage supports ids only", "use bad_words_ids")
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
@@ -90,7 +90,7 @@ def _check_ids(sampling: SamplingParams, field: str, vocab_size: int) -> None:
             raise InputError(f"{field}.{name}", f"{last} is not in the vocabulary", f"use ids below {vocab_size}")
 
 
-def _check_room(sampling: SamplingParams, field: str) -> None:
+def _check_counts(sampling: SamplingParams, field: str) -> None:
     stops, biased = len(sampling.stop_token_ids or ()), len(sampling.logit_bias or ())
     words = sampling.bad_words_ids or ()
     longest = max(map(len, words), default=0)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from omni_encoder.layers.activations import ACTIVATIONS
 from omni_encoder.segments import Segments
 
-_HEADROOM = 1000
+_CLAMP_MARGIN = 1000
 """Distance from the largest finite number at which float16 values are clamped, as in training."""
 
 
@@ -50,6 +50,6 @@ class ClipLayer(nn.Module):
         x_TD = x_TD + self.self_attn(self.self_attn_layer_norm(x_TD), segments)
         x_TD = x_TD + self.fc2(self._activation(self.fc1(self.final_layer_norm(x_TD))))
         if x_TD.dtype == torch.float16:
-            most = torch.finfo(torch.float16).max - _HEADROOM
+            most = torch.finfo(torch.float16).max - _CLAMP_MARGIN
             x_TD = x_TD.clamp(-most, most)
         return x_TD

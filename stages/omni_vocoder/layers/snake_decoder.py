@@ -123,7 +123,7 @@ class _Step:
         self._packed = None
 
     def input_buffer(self, like: Tensor, chunk: StreamChunk, count: int) -> Tensor:
-        """Room for `count` new positions, after the past ones."""
+        """A buffer of the past positions, and of `count` new ones to be written after them."""
         past = self._past(chunk)
         inputs_BLC = like.new_empty(like.shape[0], past + count, self.conv.conv.in_channels)
         if past:

@@ -33,7 +33,7 @@ def stopped(client: Client) -> bool:
     if isinstance(engine, Engine):
         return engine._stopped.is_set()
     assert isinstance(engine, EngineGroup)
-    return all(placed.engine._stopped.is_set() for placed in engine._placed.by_place.values())
+    return all(placed.engine._stopped.is_set() for placed in engine._supervisor.by_place.values())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from PIL import Image
 
 from omni.api.request_queue import THREADS
 from omni.errors import InputError, OverloadedError, StageError
-from omni.media import Downloads
+from omni.media import MediaDownloader
 from tests.omni.media.web import Page, Web, content, missing, serve
 from tests.support.echo_family import eventually
 from tests.support.echo_omni import opened, run_program
@@ -160,13 +160,13 @@ def test_close_waits_for_no_server(model: Path, server: Server) -> None:
 def test_a_close_begins_no_download_of_a_waiting_request(
     model: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetched, fetch = list[str](), Downloads.fetch
+    fetched, fetch = list[str](), MediaDownloader.fetch
 
-    def recorded(downloads: Downloads, url: str, field: str) -> "Future[bytes]":
+    def recorded(downloads: MediaDownloader, url: str, field: str) -> "Future[bytes]":
         fetched.append(url)
         return fetch(downloads, url, field)
 
-    monkeypatch.setattr(Downloads, "fetch", recorded)
+    monkeypatch.setattr(MediaDownloader, "fetch", recorded)
     omni = opened(model, **{"frontend.media.max_downloads": 1})
     streams = [omni.generate(seen(server.url(path))) for path in ("slow", "next", "last")]
     assert eventually(lambda: len(server.asked) == 1)

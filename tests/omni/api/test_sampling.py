@@ -11,7 +11,7 @@ from omni.api.request_output import RequestOutput
 from omni.api.results import TokenLogprob
 from omni.engine import StageFinished, StageOutput
 from omni.errors import ConfigError
-from omni.payload import GeneratedTokens, TokenLogprobs
+from omni.payload import GeneratedTokens, LogprobsChunk
 from omni.sampling import StructuredOutput
 from tests.support.echo_family import CharacterDecoder
 from tests.support.echo_omni import coroutine, opened
@@ -192,7 +192,7 @@ def test_log_probabilities_are_absent_unless_requested(omni: Omni):
 def test_log_probabilities_of_the_prompt_are_separate():
     answer = RequestOutput(0, 0, CharacterDecoder(), "writer", keep=True)
     ids, scores = np.array([[5, 9, 5], [6, 6, 9]]), np.array([[-1.5, -0.5, -1.5], [-0.25, -0.25, -2]], np.float32)
-    chunk = TokenLogprobs(first=1, ids=ids, logprobs=scores, ranks=np.array([2, 1]), prompt=True)
+    chunk = LogprobsChunk(first=1, ids=ids, logprobs=scores, ranks=np.array([2, 1]), prompt=True)
     output = answer.take(0.0, StageOutput("text", chunk))
     assert output is not None
     asked = (TokenLogprob(5, -1.5, 2, {9: -0.5, 5: -1.5}), TokenLogprob(6, -0.25, 1, {6: -0.25, 9: -2.0}))

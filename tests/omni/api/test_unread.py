@@ -13,7 +13,7 @@ from omni import AsyncOmni, Omni
 from omni.api.request import Started, UnreadEvents, size_of
 from omni.engine import RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OverloadedError
-from omni.payload import AudioChunk, CodecFrames, GeneratedTokens, TokenLogprobs
+from omni.payload import AudioChunk, CodecFrames, GeneratedTokens, LogprobsChunk
 from tests.support.echo_family import echo_model, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
 
@@ -71,7 +71,7 @@ def test_the_end_is_delivered_beyond_the_limit() -> None:
     assert got == [end]
 
 
-def test_reading_makes_room_for_more_outputs() -> None:
+def test_reading_lets_more_outputs_in() -> None:
     got: list[object] = []
     unread = UnreadEvents(lambda at, event: got.append(event), 2500)
     sound = StageOutput("audio", AudioChunk(samples=np.zeros(200, np.float32), sample_rate=8000))
@@ -82,7 +82,7 @@ def test_reading_makes_room_for_more_outputs() -> None:
 
 
 def test_sizes_are_those_of_the_arrays() -> None:
-    scores = TokenLogprobs(
+    scores = LogprobsChunk(
         first=0, ids=np.zeros((1, 3), np.int64), logprobs=np.zeros((1, 3), np.float32), ranks=np.ones(1, np.int64)
     )
     base = size_of(StageFinished("writer", "stop", {}, ()))

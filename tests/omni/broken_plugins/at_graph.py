@@ -1,7 +1,7 @@
 """Faults of a pipeline's parts and of the code that they name, for which a model is not opened."""
 
 from omni.errors import ConfigError, OmniError, PluginError
-from omni.stage import NoRoomError
+from omni.stage import InsufficientMemoryError
 from tests.omni.broken_plugins.fault import Fault
 
 _PLUGIN = "(plugin plain-talk-plugin, "
@@ -54,13 +54,13 @@ def _credit(name: str, value: str) -> Fault:
     )
 
 
-def _room(name: str, line: str) -> Fault:
+def _full_memory(name: str, line: str) -> Fault:
     return _stages(
         name,
-        NoRoomError,
+        InsufficientMemoryError,
         _LOAD,
         f"        {line}  # here\n{_LOAD}",
-        "pipeline.stages.singer: the host has no room for weights and buffers of stage 'singer'",
+        "pipeline.stages.singer: the host has insufficient memory for weights and buffers of stage 'singer'",
         "while its footprint was measured without a device",
         "create tensors on the device of the StageContext",
     )
@@ -255,8 +255,8 @@ GRAPH = (
         "pipeline.frontend.vocabulary.tokenizer: is <class 'list'>",
         "tokenizers.Tokenizer",
     ),
-    _room("a load that is out of memory", "raise MemoryError"),
-    _room("a load that allocates too much", "__import__('torch').empty(10**15)"),
+    _full_memory("a load that is out of memory", "raise MemoryError"),
+    _full_memory("a load that allocates too much", "__import__('torch').empty(10**15)"),
     _stages(
         "a kind of another name",
         PluginError,

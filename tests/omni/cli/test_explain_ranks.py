@@ -66,8 +66,8 @@ def test_explain_shows_the_layers_and_memory_of_each_part(tmp_path: Path) -> Non
     model = write_text_model(tmp_path, "untied")
     cut = ("--set", "text.pipeline_parallel=2", "--set", "text.pipeline_layers=[1,2]", "--place", "text=cuda:0,cuda:1")
     lines = [" ".join(line.split()) for line in explain(tmp_path, *cut).stdout.splitlines()]
-    assert "cuda:0 cuda:0 rank 0 of 2 of text (part 2 of 2 of its layers)" in lines
-    assert "cuda:1 cuda:1 rank 1 of 2 of text (part 1 of 2 of its layers)" in lines
+    assert "cuda:0 cuda:0 rank 0 of 2 of text (layer range 2 of 2)" in lines
+    assert "cuda:1 cuda:1 rank 1 of 2 of text (layer range 1 of 2)" in lines
     found = json.loads(explain(tmp_path, *cut, "--json").stdout)
     assert found["stages"][0]["pipeline_parallel"] == 2
     weights = {name: parameter.nbytes // 2 for name, parameter in model.named_parameters()}  # bfloat16

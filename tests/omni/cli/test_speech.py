@@ -23,7 +23,7 @@ from tests.support.tiers import SLOW, few
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("installed")]
 
-FULL = "error: standard output: cannot be written (No space left on device); send it where there is room\n"
+FULL = "error: standard output: cannot be written (No space left on device); send it where there is free space\n"
 ENDLESS = ("--max-tokens", "1000000000")
 
 

@@ -10,7 +10,7 @@ import torch
 from omni.connector import EdgeEnd
 from omni.device.cpu import CpuDevice
 from omni.engine.peer_messages import LostPiece
-from omni.engine.peers import EdgeEnds, OpenEdge
+from omni.engine.peers import EngineEdges, OpenEdge
 from omni.errors import OmniError, PluginError
 from omni.payload import Payload
 from omni.pipeline import Edge
@@ -205,13 +205,13 @@ def test_the_pieces_of_a_payload_that_is_lost_are_given_back() -> None:
 # Opening and closing.
 
 
-def open_ends(connector: CountingConnector, consumer: str = "cpu") -> EdgeEnds:
+def open_ends(connector: CountingConnector, consumer: str = "cpu") -> EngineEdges:
     device = CpuDevice()
     edges = [
         OpenEdge(Edge(producer=producer, consumer="speaker"), connector, "cpu", consumer)
         for producer in ("writer", "seer")
     ]
-    return EdgeEnds("cpu", edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    return EngineEdges("cpu", edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
 
 
 def test_an_end_that_is_not_opened_keeps_no_other_open(caplog: pytest.LogCaptureFixture) -> None:

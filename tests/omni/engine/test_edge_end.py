@@ -4,7 +4,7 @@ import msgspec
 
 from omni.connector import EdgeEnd, Receiver, Sender
 from omni.device import CpuDevice
-from omni.engine.peers import EdgeEnds, OpenEdge
+from omni.engine.peers import EngineEdges, OpenEdge
 from omni.pipeline import Edge
 from omni_local.connector import LocalConnector, LocalSender
 
@@ -32,7 +32,7 @@ def test_both_ends_know_edge_device_and_places() -> None:
     connector, device = Recording(), CpuDevice()
     edge = Edge(producer="a", consumer="b", pool_bytes=2**20)
     edges = [OpenEdge(edge, connector, "cpu", "cpu"), OpenEdge(edge, connector, "cpu", "cpu/2")]
-    ends = EdgeEnds("cpu", edges, lambda opened: EdgeEnd(opened.name, device, opened.pool_bytes))
+    ends = EngineEdges("cpu", edges, lambda opened: EdgeEnd(opened.name, device, opened.pool_bytes))
     same = EdgeEnd("a->b", device, 2**20, producer="cpu", consumer="cpu")
     assert connector.ends == [
         ("sender", same),

@@ -91,7 +91,7 @@ def test_a_slow_reader_delays_its_own_requests_and_stays_within_its_credit(tmp_p
     engine.run(until=look)
     assert len(heard.tokens) < 40, "it waits, and the other does not"
     engine.run(until=lambda: look() and False)
-    room = 8 + 3 if reader == READER else 0
-    assert max(ahead) <= credit + 4 + room
+    buffered = 8 + 3 if reader == READER else 0
+    assert max(ahead) <= credit + 4 + buffered
     engine.expect(heard, PROMPTS[1])
     assert alone.tokens == engine.greedy(PROMPTS[2], 40)

@@ -166,7 +166,7 @@ def test_a_slot_aborted_while_it_is_written_goes_to_the_next(device: QueuedDevic
     assert first.ref.freed
 
 
-def test_a_stream_that_stalls_takes_no_more_than_it_has_room_for(device: QueuedDevice) -> None:
+def test_a_stream_that_stalls_takes_no_more_than_its_slots(device: QueuedDevice) -> None:
     bench = HostBench(device, slot_bytes=256, piece_bytes=128)
     for rows in [2, 2, 2, 20, 2, 2, 2, 2]:
         bench.send(rows, scattered=True)

@@ -11,7 +11,7 @@ from omni.device import SyncCheck, sync_guard
 from omni.device.cuda import CudaDevice
 from omni.engine import check_pipeline
 from omni.engine.host import HostReceiver
-from omni.engine.peers import EdgeEnds, OpenEdge
+from omni.engine.peers import EngineEdges, OpenEdge
 from omni.errors import ConfigError
 from omni.pipeline import Edge, Pipeline, validate
 from omni.testing import LaunchGuard
@@ -35,7 +35,7 @@ def test_only_the_edge_that_asks_is_brought_into_host_memory() -> None:
     device = SimulatedDevice()
     edges = [Edge(producer="a", consumer="b"), Edge(producer="a", consumer="c", memory="host")]
     opened = [OpenEdge(edge, LocalConnector(), "", "") for edge in edges]
-    ends = EdgeEnds("", opened, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    ends = EngineEdges("", opened, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
     assert not isinstance(ends.receiver("a->b", ""), HostReceiver)
     assert isinstance(ends.receiver("a->c", ""), HostReceiver)
     assert [stream.name for stream in device.streams] == ["a->c-host"]

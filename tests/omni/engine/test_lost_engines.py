@@ -253,7 +253,7 @@ def test_a_closed_engine_refuses_a_connection(two: TwoEngines) -> None:
     assert str(two.connected[THERE][-1]) == "stage 'engine' failed while closing: the engine was closed"
 
 
-def test_a_message_that_waits_for_room_keeps_the_engine_awake(two: TwoEngines) -> None:
+def test_a_message_that_waits_for_its_socket_keeps_the_engine_awake(two: TwoEngines) -> None:
     two.submit("r", *BOTH)
     two.links[HERE].stuck = True
     two.write("r", 1)

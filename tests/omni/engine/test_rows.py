@@ -19,8 +19,8 @@ from omni.stage import (
     MOST_ROWS,
     ROW_NUMBERS,
     Footprint,
+    InsufficientMemoryError,
     LoadedStage,
-    NoRoomError,
     PlainStage,
     RowCost,
     RowStage,
@@ -35,7 +35,7 @@ FULL = 16
 
 @dataclass
 class Rows:
-    """A stage of rows. room: the most rows for which the device can allocate and run steps."""
+    """A stage of rows. fitting: the most rows for which the device can allocate and run steps."""
 
     weights: int = 0
     row_bytes: int = 0
@@ -46,7 +46,7 @@ class Rows:
     caches: bool = True
     chosen_rows: int | None = None
     chosen_pages: int | None = None
-    room: int = 10**9
+    fitting: int = 10**9
     rows: int = 0
     measured: list[int] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class Rows:
 
     def measure(self) -> int:
         self.measured.append(self.rows)
-        if self.rows > self.room:
+        if self.rows > self.fitting:
             raise torch.OutOfMemoryError("out of memory")
         return self.working + self.working_row * self.rows
 
@@ -125,7 +125,7 @@ def test_the_largest_number_that_fits_is_found_and_is_that_of_all_stages(stages:
 @given(stages=_stages, short=st.integers(1, 10**6))
 def test_less_than_one_row_is_refused(stages: list[Rows], short: int) -> None:
     memory = sum(stage.needed(1) for stage in stages) - short
-    with pytest.raises(NoRoomError, match=r"^engine\.memory_bytes: the stages need ") as error:
+    with pytest.raises(InsufficientMemoryError, match=r"^engine\.memory_bytes: the stages need ") as error:
         divided({str(index): stage for index, stage in enumerate(stages)}, memory)
     assert "max_num_seqs" not in error.value.remedy
     assert {line.split()[1] for line in str(error.value).splitlines()[2:]} == {"1"}
@@ -133,7 +133,7 @@ def test_less_than_one_row_is_refused(stages: list[Rows], short: int) -> None:
 
 def test_a_stage_that_cannot_fit_is_refused_without_measuring() -> None:
     stage = Rows(weights=1000)
-    with pytest.raises(NoRoomError):
+    with pytest.raises(InsufficientMemoryError):
         divided({"it": stage}, 999)
     assert not stage.measured
 
@@ -190,17 +190,17 @@ def test_stages_without_rows_are_measured_once() -> None:
     assert (division.memory["plain"].working, division.memory["plain"].rows) == (100, None)
 
 
-@pytest.mark.parametrize(("room", "rows"), [(127, 64), (63, 32), (1, 1)])
-def test_rows_that_exceed_the_device_in_a_step_are_halved(room: int, rows: int) -> None:
-    stage = Rows(room=room)
+@pytest.mark.parametrize(("fitting", "rows"), [(127, 64), (63, 32), (1, 1)])
+def test_rows_that_exceed_the_device_in_a_step_are_halved(fitting: int, rows: int) -> None:
+    stage = Rows(fitting=fitting)
     divided({"it": stage}, 10**9)
     assert stage.rows == rows
     assert stage.measured == [number for number in (128, 64, 32, 16, 8, 4, 2, 1) if number >= rows]
 
 
 def test_one_row_that_exceeds_the_device_and_other_errors_are_reported() -> None:
-    with pytest.raises(NoRoomError, match="cpu has no room for the largest step of stage 'it'"):
-        divided({"it": Rows(room=0)}, 10**9)
+    with pytest.raises(InsufficientMemoryError, match="cpu has insufficient memory for the largest step of stage 'it'"):
+        divided({"it": Rows(fitting=0)}, 10**9)
 
     class Broken(Rows):
         def measure(self) -> int:

@@ -292,7 +292,7 @@ def test_remote_media_finds_the_urls_to_download(messages: object, urls: list[st
 
 
 def test_only_the_downloaded_media_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni.media.source.Downloads", lambda options: pytest.fail("the network was asked"))
+    monkeypatch.setattr("omni.media.source.MediaDownloader", lambda options: pytest.fail("the network was asked"))
     url = "https://example.com/a"
     both = [*picture({"url": url}), *sound(url), *picture(url)]
     assert [each.field for each in remote_media(both)] == ["messages[0].content[0].image_url"]
@@ -399,7 +399,7 @@ def chats() -> st.SearchStrategy[object]:
 @pytest.fixture(scope="module", autouse=True)
 def no_downloads() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("omni.media.download.Downloads.fetch", lambda *args: pytest.fail("the network was asked"))
+        patch.setattr("omni.media.download.MediaDownloader.fetch", lambda *args: pytest.fail("the network was asked"))
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omni.errors import InputError, OmniError, StageError
-from omni.media import Downloads, MediaOptions
+from omni.media import MediaDownloader, MediaOptions
 from omni.media import http as media_http
 from tests.omni.media.web import CERTIFICATE, OK, Page, Visit, Web, content, redirect, serve
 from tests.support.echo_omni import run_program
@@ -72,7 +72,7 @@ def options(**settings: Any) -> MediaOptions:
 
 
 def fetch(url: str, **settings: Any) -> bytes:
-    downloads = Downloads(options(**settings))
+    downloads = MediaDownloader(options(**settings))
     try:
         return downloads.fetch(url, "here").result(PATIENCE_SECONDS)
     finally:
@@ -178,17 +178,17 @@ def test_one_deadline_over_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_slow_downloads_do_not_delay_others(web: Web) -> None:
-    downloads = Downloads(options(download_seconds=600.0))
+    downloads = MediaDownloader(options(download_seconds=600.0))
     slow = [downloads.fetch(web.url("/drips-its-header"), "here") for _ in range(20)]
     assert downloads.fetch(web.url("/file"), "here").result(PATIENCE_SECONDS) == CONTENT
     assert not any(each.done() for each in slow)
     downloads.close()
 
 
-def test_names_that_hang_leave_room(monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
+def test_names_that_hang_leave_threads_free(monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
     """Threads that resolve names cannot be stopped, and there are at most as many of them as downloads at once."""
     over, asked = slow_names(monkeypatch)
-    downloads = Downloads(options(download_seconds=0.4, max_downloads=3))
+    downloads = MediaDownloader(options(download_seconds=0.4, max_downloads=3))
     slow = [downloads.fetch("http://slow.test/", "here") for _ in range(9)]
     assert all("no end after" in str(each.exception(60)) for each in slow)
     assert len(asked) == 3
@@ -206,7 +206,7 @@ def test_at_most_max_downloads_run_at_once(web: Web) -> None:
         content(b"x")(visit)
 
     with serve({"/held": held}) as other:
-        downloads = Downloads(options(max_downloads=2))
+        downloads = MediaDownloader(options(max_downloads=2))
         waiting = [downloads.fetch(other.url("/held"), "here") for _ in range(6)]
         other.wait_for(2)
         release.set()
@@ -217,7 +217,7 @@ def test_at_most_max_downloads_run_at_once(web: Web) -> None:
 
 def test_waiting_for_its_turn_is_not_counted(web: Web) -> None:
     """Each has its own deadline, whatever the time of those before it."""
-    downloads = Downloads(options(download_seconds=0.3, max_downloads=1))
+    downloads = MediaDownloader(options(download_seconds=0.3, max_downloads=1))
     slow = [downloads.fetch(web.url("/silent"), "here") for _ in range(4)]
     assert downloads.fetch(web.url("/file"), "here").result(PATIENCE_SECONDS) == CONTENT
     assert all(each.done() for each in slow)
@@ -226,7 +226,7 @@ def test_waiting_for_its_turn_is_not_counted(web: Web) -> None:
 
 def test_cancelling_ends_the_connection() -> None:
     with serve({"/silent": Visit.wait_for_end}) as web:
-        downloads = Downloads(options(download_seconds=600.0))
+        downloads = MediaDownloader(options(download_seconds=600.0))
         future = downloads.fetch(web.url("/silent"), "here")
         web.wait_for(1)
         assert future.cancel()
@@ -239,7 +239,7 @@ def test_cancelling_ends_the_connection() -> None:
 def test_closing_ends_everything_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     over, _ = slow_names(monkeypatch)
     with serve({"/drip": dripping(b"x")}) as web:
-        downloads = Downloads(options(download_seconds=600.0, max_downloads=2))
+        downloads = MediaDownloader(options(download_seconds=600.0, max_downloads=2))
         urls = [web.url("/drip"), "http://slow.test/", web.url("/drip")]
         futures = [downloads.fetch(url, "here") for url in urls]
         web.wait_for(1)
@@ -270,7 +270,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
 def test_a_download_without_a_thread_fails_and_later_ones_run(
     monkeypatch: pytest.MonkeyPatch, web: Web, name: str
 ) -> None:
-    downloads = Downloads(options(max_downloads=2, download_seconds=20))
+    downloads = MediaDownloader(options(max_downloads=2, download_seconds=20))
     url = web.url("/file").replace("127.0.0.1", "localhost")
     try:
         with monkeypatch.context() as patch:
@@ -286,7 +286,7 @@ def test_a_download_without_a_thread_fails_and_later_ones_run(
 
 def test_closing_before_anything_was_downloaded() -> None:
     before = threading.active_count()
-    downloads = Downloads(MediaOptions())
+    downloads = MediaDownloader(MediaOptions())
     downloads.close()
     assert threading.active_count() == before
     assert isinstance(downloads.fetch("http://127.0.0.1/", "here").exception(0), StageError)
@@ -296,7 +296,7 @@ def test_the_interpreter_ends_at_once() -> None:
     """In the middle of a download, of a question for a name, and without `close`."""
     done = run_program("""
 import socket
-from omni.media import Downloads, MediaOptions
+from omni.media import MediaDownloader, MediaOptions
 listener = socket.create_server(("127.0.0.1", 0))
 system = socket.getaddrinfo
 asked = threading.Event()
@@ -306,7 +306,7 @@ def look(host, *args, **settings):
         threading.Event().wait()
     return system(host, *args, **settings)
 socket.getaddrinfo = look
-downloads = Downloads(MediaOptions(download_seconds=3600.0, proxies=False))
+downloads = MediaDownloader(MediaOptions(download_seconds=3600.0, proxies=False))
 here = f"http://127.0.0.1:{listener.getsockname()[1]}/"
 waiting = [downloads.fetch(url, "here") for url in (here, "http://slow.test")]
 connection, _ = listener.accept()  # kept: without a reference it is closed, and ends the download

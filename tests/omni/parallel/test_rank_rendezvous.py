@@ -11,16 +11,16 @@ import torch
 from omni.errors import LostRankError
 from omni.ipc import Channel
 from omni.parallel import RankLayout, Ranks, rendezvous, silent_ranks
-from omni.parallel.rendezvous import STEP_SECONDS, RankEnds, open_ranks
+from omni.parallel.rendezvous import STEP_SECONDS, RankResources, open_ranks
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
 
 
-def ends_of(size: int) -> list[RankEnds]:
+def ends_of(size: int) -> list[RankResources]:
     """As engines get them."""
     store = os.memfd_create("test-ranks", os.MFD_CLOEXEC)
-    ends = [RankEnds(store=os.dup(store)) for _ in range(size)]
+    ends = [RankResources(store=os.dup(store)) for _ in range(size)]
     os.close(store)
     for rank in range(1, size):
         ends[0].sockets[rank], ends[rank].sockets[0] = Channel.pair()

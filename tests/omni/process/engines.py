@@ -61,7 +61,7 @@ def opened_apart(model: Path, overrides: Mapping[str, object] = MappingProxyType
 def kill(omni: Omni, *places: str) -> None:
     """Returns when the group has noticed."""
     pids = {place: pids_of(omni)[place] for place in places}
-    engines = group_of(omni)._placed.by_place
+    engines = group_of(omni)._supervisor.by_place
     for pid in pids.values():
         os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: all(not engines[at].up or engines[at].engine.pid != pid for at, pid in pids.items()))

@@ -170,7 +170,7 @@ def test_a_stage_whose_rank_ends_starts_again(omni: Omni, expected_text: str, pl
     text = next(begun).text
     os.kill(before[FOLLOWER], signal.SIGSTOP)  # so that there are no further outputs
     fresh = omni.generate("hello", sampling=ASKED)
-    engine = group_of(omni)._placed.by_place[LEADER].engine
+    engine = group_of(omni)._supervisor.by_place[LEADER].engine
     assert eventually(lambda: engine.requests == 2)
     kill(omni, place)
     named = f"rank {TWO.index(place)} of 2 of stage 'text'"

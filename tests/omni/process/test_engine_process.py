@@ -160,7 +160,7 @@ def test_a_process_that_is_cut_off_and_stays_is_killed(model: Path, monkeypatch:
         stream, pid = omni.generate("abc", sampling=ENDLESS), pid_of(omni)
         next(stream)
         os.kill(pid, signal.SIGSTOP)  # so it does not notice
-        group_of(omni)._placed.by_place["cpu"].engine._channel.shutdown()
+        group_of(omni)._supervisor.by_place["cpu"].engine._channel.shutdown()
         with pytest.raises(LostPeerError, match=rf"its process {pid} was killed by SIGKILL"):
             list(stream)
         assert not alive(pid)

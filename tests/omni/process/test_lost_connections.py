@@ -80,7 +80,7 @@ def test_requests_run_after_a_lost_connection(omni: Omni, connections: list[sock
     if given:
         next(stream)
     else:
-        assert eventually(lambda: group_of(omni)._placed.by_place[WRITER].engine.requests == 1)
+        assert eventually(lambda: group_of(omni)._supervisor.by_place[WRITER].engine.requests == 1)
     end_last(connections)
     os.kill(writer, signal.SIGCONT)
     if given:

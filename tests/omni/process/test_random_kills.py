@@ -74,7 +74,7 @@ def _held(omni: Omni) -> tuple[list[int], list[int], int, int]:
 
 def _assert_back(omni: Omni, held: tuple[list[int], list[int], int, int]) -> None:
     """All engines run, with their memory of before."""
-    assert eventually(lambda: all(placed.up for placed in group_of(omni)._placed.by_place.values()))
+    assert eventually(lambda: all(placed.up for placed in group_of(omni)._supervisor.by_place.values()))
     gc.collect()
     assert eventually(lambda: _held(omni) == held, PATIENCE_SECONDS / 10), (held, _held(omni))
 

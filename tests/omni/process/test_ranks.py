@@ -13,7 +13,7 @@ import pytest
 
 from omni import CheckpointError, Omni
 from omni.errors import LostPeerError, OmniError
-from omni.process import placed, remote
+from omni.process import remote, supervisor
 from tests.omni.process.engines import alive, children, group_of, kill, pids_of
 from tests.support.echo_family import eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
@@ -83,7 +83,7 @@ def assert_both_are_new(omni: Omni, before: Mapping[str, int]) -> None:
 
 
 def test_a_result_needs_both_ranks(omni: Omni):
-    engines = group_of(omni)._placed.by_place
+    engines = group_of(omni)._supervisor.by_place
     assert engines[FOLLOWER].engine.requests == 0
     steps = engines[FOLLOWER].engine.counters()["writer"]["steps"]
     assert_adds(omni, "abcd")
@@ -91,7 +91,7 @@ def test_a_result_needs_both_ranks(omni: Omni):
 
 
 def test_ranks_have_the_least_of_their_pages_and_count_once(omni: Omni):
-    engines = group_of(omni)._placed.by_place
+    engines = group_of(omni)._supervisor.by_place
     assert {place: each.engine.memory["writer"].pages for place, each in engines.items()} == {LEADER: 7, FOLLOWER: 7}
     assert group_of(omni).memory["writer"].pages == 7
     assert omni.counters()["writer"] == {"pages": 7}
@@ -121,7 +121,7 @@ def test_a_request_without_output_starts_again(omni: Omni):
     before = dict(pids_of(omni))
     os.kill(before[LEADER], signal.SIGSTOP)
     stream = omni.generate("abc")
-    assert eventually(lambda: group_of(omni)._placed.by_place[LEADER].engine.requests == 1)
+    assert eventually(lambda: group_of(omni)._supervisor.by_place[LEADER].engine.requests == 1)
     os.kill(before[FOLLOWER], signal.SIGKILL)
     assert "".join(output.text for output in stream) == added("abc")
     assert_both_are_new(omni, before)
@@ -137,7 +137,7 @@ def test_a_fault_of_one_rank_s_worker_starts_all_again(omni: Omni, character: st
 
 def test_a_rank_that_hangs_is_ended_and_started_again(omni: Omni, monkeypatch: pytest.MonkeyPatch):
     """It has stopped, and does not end by itself: another rank notices."""
-    monkeypatch.setattr(placed, "LOST_RANK_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "LOST_RANK_SECONDS", 0.0)
     before = dict(pids_of(omni))
     with pytest.raises(LostPeerError, match=r"'writer.*LostRankError: a step hangs"):
         omni.generate("ab" + STOP_FOLLOWER, stream=False, sampling=ENDLESS)
@@ -154,7 +154,7 @@ def test_an_engine_that_does_not_close_is_killed(model: Path, stopped: set[str],
         pids = dict(pids_of(omni))
         for place in stopped:
             os.kill(pids[place], signal.SIGSTOP)  # as one whose device hangs: it does not answer
-        engines = [group_of(omni)._placed.by_place[place].engine for place in (LEADER, FOLLOWER)]
+        engines = [group_of(omni)._supervisor.by_place[place].engine for place in (LEADER, FOLLOWER)]
         omni.close()
         assert [engine.hung for engine in engines] == [LEADER in stopped, LEADER not in stopped]
         assert not any(map(alive, pids.values()))

@@ -69,7 +69,7 @@ def test_results_of_replicas_are_those_of_one_process(
 
 def both_at_once(omni: Omni, expected: list[Result]) -> None:
     """The vocoder of one request is stopped until the other request is placed."""
-    engines = {place: placed.engine for place, placed in group_of(omni)._placed.by_place.items()}
+    engines = {place: placed.engine for place, placed in group_of(omni)._supervisor.by_place.items()}
     assert engines["cpu/2"].counters()["audio_encoder"]["encoded"] == 0
     stopped = pids_of(omni)["cpu/3"]
     with ThreadPoolExecutor(len(expected)) as pool:

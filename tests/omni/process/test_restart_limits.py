@@ -57,7 +57,7 @@ def test_a_request_that_waits_for_a_restart_can_be_given_up(model: Path):
     with opened_apart(model, {"engine.restart_seconds": PATIENCE_SECONDS}) as omni:
         pid = pids_of(omni)[SINGER]
         kill(omni, SINGER)
-        assert eventually(lambda: not group_of(omni)._placed.by_place[SINGER].up)
+        assert eventually(lambda: not group_of(omni)._supervisor.by_place[SINGER].up)
         stream = omni.generate("abc")
         assert eventually(lambda: len(group_of(omni)._waiting) == 1)
         stream.close()
@@ -118,7 +118,7 @@ def test_many_waiting_requests_fail_with_their_engine(model: Path):
     with opened_apart(model, {"engine.restarts": 0, "engine.max_active_requests": 4}) as omni:
         os.kill(pids_of(omni)[WRITER], signal.SIGSTOP)
         streams = [omni.generate("abc") for _ in range(1500)]
-        assert eventually(lambda: group_of(omni)._placed.by_place[SINGER].engine.requests == 4)
+        assert eventually(lambda: group_of(omni)._supervisor.by_place[SINGER].engine.requests == 4)
         kill(omni, SINGER)
         os.kill(pids_of(omni)[WRITER], signal.SIGCONT)
         for stream in streams:

@@ -52,7 +52,7 @@ def test_a_request_without_output_starts_again(omni: Omni, place: str):
     pid, writer = pids_of(omni)[place], pids_of(omni)[WRITER]
     os.kill(writer, signal.SIGSTOP)  # so there can be no output
     stream = omni.generate("abc")
-    assert eventually(lambda: group_of(omni)._placed.by_place[WRITER].engine.requests == 1)
+    assert eventually(lambda: group_of(omni)._supervisor.by_place[WRITER].engine.requests == 1)
     kill(omni, place)
     if place != WRITER:
         os.kill(writer, signal.SIGCONT)

@@ -150,7 +150,7 @@ def test_stages_go_on_without_the_engine_of_one_that_is_done():
     sampling: dict[str, SamplingParams] = lengths(4, 60)
     with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins(), overrides=settings) as omni:
         wanted = omni.generate(user("hello"), stream=False, sampling=sampling)
-        placed, stream = group_of(omni)._placed.by_place, omni.generate(user("hello"), sampling=sampling)
+        placed, stream = group_of(omni)._supervisor.by_place, omni.generate(user("hello"), sampling=sampling)
         first = next(output for output in stream if output.audio is not None)
         assert eventually(lambda: not placed["cpu"].engine.requests)
         assert placed["cpu/2"].engine.requests == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni.process.stop_watch import StopWatch
+from omni.process.stop_watch import StoppedEngineWatch
 
 LIMIT = 60.0
 
@@ -23,7 +23,7 @@ class StoppedEngines:
         self.engines = [StoppedEngine() for _ in range(3)]
         self.running = True
         self.clock = 0.0
-        self._watch = StopWatch(lambda: self.engines if self.running else [], LIMIT, lambda: self.clock)
+        self._watch = StoppedEngineWatch(lambda: self.engines if self.running else [], LIMIT, lambda: self.clock)
 
     def look(self, seconds: float, step: float = 1.0) -> None:
         for _ in range(round(seconds)):

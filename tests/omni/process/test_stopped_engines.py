@@ -10,7 +10,7 @@ import pytest
 
 from omni import Omni
 from omni.errors import LostPeerError
-from omni.process import placed, stop_watch
+from omni.process import stop_watch, supervisor
 from tests.omni.process.engines import SINGER, WRITER, alive, opened_apart, pids_of
 from tests.support.echo_family import eventually
 from tests.support.echo_omni import ENDLESS
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture
 def omni(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Omni]:
-    monkeypatch.setattr(placed, "STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "STOPPED_SECONDS", 0.2)
     monkeypatch.setattr(stop_watch, "_LOOK_SECONDS", 0.05)
     with opened_apart(model) as omni:
         started = set(pids_of(omni).values())

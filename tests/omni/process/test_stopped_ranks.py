@@ -11,7 +11,7 @@ import pytest
 
 from omni import Omni, SamplingParams
 from omni.errors import LostPeerError
-from omni.process import placed, stop_watch
+from omni.process import stop_watch, supervisor
 from tests.omni.process.engines import alive, pids_of
 from tests.omni.process.test_cut_models import pipelined
 from tests.support.echo_family import eventually
@@ -51,14 +51,14 @@ def answer(omni: Omni) -> str:
 
 @pytest.fixture
 def watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placed, "STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "STOPPED_SECONDS", 0.2)
     monkeypatch.setattr(stop_watch, "_LOOK_SECONDS", 0.05)
 
 
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only by the other ranks."""
-    monkeypatch.setattr(placed, "STOPPED_SECONDS", float("inf"))
+    monkeypatch.setattr(supervisor, "STOPPED_SECONDS", float("inf"))
 
 
 def assert_request_starts_again(omni: Omni, place: str, caplog: pytest.LogCaptureFixture, reason: str) -> None:

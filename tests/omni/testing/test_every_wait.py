@@ -61,7 +61,7 @@ OF_RANKS = {
     "omni_ar.run.pipeline.PendingTokens.arrived#1",
     "omni_ar.run.pipeline.PendingTokens.done#1",
     "omni_ar.run.pipeline.PendingTokens.done#2",
-    "omni_ar.run.transfer_slots.PendingReceives.done#1",
+    "omni_ar.run.transfer_slots.TransferEvent.done#1",
     "omni_ar.run.transfer_slots.SlotRing.drain#1",
     "omni_ar.run.transfer_slots.SlotRing.fill#1",
     "omni_ar.run.follower.FollowerWorker._release#1",

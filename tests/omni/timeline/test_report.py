@@ -194,7 +194,7 @@ def test_launches_in_order_say_nothing_and_a_broken_stream_does():
 def test_the_report_names_dropped_and_unfinished_spans():
     trace = replace(made_trace(GAPS), dropped=12, unfinished=3)
     lines = list(report_lines(make_report(trace)))
-    assert "12 older spans were dropped: there was no room for them" in lines
+    assert "12 older spans were dropped: the buffer was full" in lines
     assert "3 phases had not run when the recording ended, and are not counted" in lines
     assert "launches and runs may be shifted against each other by 3.0" in lines
     assert any(line.split() == ["device", "idle", "between", "steps", "6.5", "16.4", "19.6"] for line in lines)

@@ -100,7 +100,7 @@ def test_parity_of_eight_that_join_one_by_one_and_again(settings: str) -> None:
             assert (counted(engine, stage)["cached_tokens"] > 0) == ("not cached" not in pressure)
 
 
-# A vocoder with room for one of many requests: frames wait, are moved out of blocks that others need, and talkers pause.
+# A vocoder with a row for one of many requests: frames wait, are moved out of blocks that others need, and talkers pause.
 
 ONE_LISTENER: Overrides = {"code2wav.max_num_seqs": 1, "code2wav.first_chunk_frames": 2, "code2wav.chunk_frames": 5}
 CHATS = [

@@ -19,7 +19,7 @@ class EchoArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class EchoDrafter(Drafter):
-    """An earlier token again, as often as there is room."""
+    """An earlier token again, as many as a step can verify."""
 
     def __init__(self, args: Mapping[str, object], setup: DraftSetup) -> None:
         self._back = msgspec.convert(args, EchoArgs).back

@@ -122,7 +122,7 @@ def test_drafts_count_up_to_the_end_of_a_text(folder: Path, tmp_path: Path, ends
         assert (sum(counts.drafted), sum(counts.accepted), counts.mean_length) == (place - 2, place - 2, place - 1)
 
 
-def test_rows_are_derived_with_room_for_drafts(folder: Path):
+def test_derived_rows_include_memory_of_drafts(folder: Path):
     with Omni(folder, device="cpu", overrides={"text.drafter": "ngram", "text.max_num_seqs": None}) as omni:
         (result,) = omni.generate(QUESTIONS[:1], sampling=SAMPLING[0], stream=False)
     assert result.tokens

@@ -104,8 +104,8 @@ def mixed_batch(
 
     poison: called with the slots of all rows. With a window, the slots that it has left are not among them.
 
-    Rows of length 0 have a null block table, as those have that pad a batch. spare: prefill rows and tokens that a captured batch
-    has room for besides; None if it is not captured.
+    Rows of length 0 have a null block table, as those have that pad a batch. spare: further prefill rows and tokens that a captured
+    batch is padded to; None if it is not captured.
     """
     spare_rows, spare_tokens = spare or (0, 0)
     decodes = [world.take_row(length) for length in decode_lengths]

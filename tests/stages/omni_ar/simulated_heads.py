@@ -156,9 +156,9 @@ class HeadStage(SimulatedStage):
         assert options.drafter is not None
         texts = trained(options.drafter).texts
         for made in self.made:
-            for text_L, drafts, proposed, room in made.rows():
+            for text_L, drafts, proposed, remaining in made.rows():
                 text = next((at for at, ids in enumerate(texts) if ids[: len(text_L)] == text_L), None)
-                count = min(options.drafts, room)
+                count = min(options.drafts, remaining)
                 if text is None or len(text_L) == len(texts[text]) or options.adaptive_drafts:
                     continue
                 assert proposed == options.drafts, text_L
@@ -186,7 +186,7 @@ class Made:
         """Of active ones: text, drafts, their number, and the number that may be verified."""
         given = zip(self.text_RL.tolist(), self.drafts_RK.tolist(), self.state_R4.tolist(), strict=True)
         return [
-            (text[:length], drafts, proposed, room)
-            for text, drafts, (active, length, proposed, room) in given
+            (text[:length], drafts, proposed, remaining)
+            for text, drafts, (active, length, proposed, remaining) in given
             if active
         ]

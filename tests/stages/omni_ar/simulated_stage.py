@@ -26,7 +26,7 @@ from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.pipeline import copy_tensor
 from tests.support.ar_driver import TEXT as TEXT_EDGE
 from tests.support.ar_driver import ArDriver, plain_prompt, small_drafter, small_runner
-from tests.support.deep_models import LAYERS, VOCABULARY, WIDTH, Deep, DeepConditioned, DeepTalker, filled, part_of
+from tests.support.deep_models import LAYERS, VOCABULARY, WIDTH, Deep, DeepConditioned, DeepTalker, filled, range_of
 from tests.support.small_codec import codec_prompt
 
 SAMPLING: Mapping[str, Mapping[str, Any]] = {
@@ -171,7 +171,7 @@ class Scenario:
 
     @classmethod
     def of(cls, seed: int, tensor: int = 1, pipeline: int | None = None) -> "Scenario":
-        """tensor: number of parts that each layer is cut into. pipeline: of the sequence of layers; None for any."""
+        """tensor: number of shards of each layer. pipeline: of layer ranges; None for any."""
         draw = random.Random(seed)
         kind, drawn = draw.choice(("text", "text", "talker")), draw.choice((2, 2, 3, 4) if tensor == 1 else (1, 1, 2))
         layout = RankLayout(tensor=tensor, pipeline=pipeline or drawn)
@@ -254,7 +254,7 @@ class SimulatedStage:
         """The model of a rank, and its drafter."""
         plan, own = self.scenario, self.world.ranks[rank].tensor
         layout, make = plan.layout, KINDS[plan.kind].make
-        model = part_of(make, layout.position(rank), layout.pipeline, communicator=own)
+        model = range_of(make, layout.position(rank), layout.pipeline, communicator=own)
         return model, small_drafter(model, plan.options)
 
     def _alone(self, ask: SimulatedRequest) -> Any:

@@ -90,7 +90,7 @@ def expect(results: Sequence[Received]) -> None:
 @pytest.mark.parametrize(
     ("settings", "credit", "graphs"),
     [({}, 64, True), (FEW_BLOCKS, 64, False), (FEW_BLOCKS, 1, True)],
-    ids=["room, captured", "few blocks", "few blocks, credit of 1, captured"],
+    ids=["enough blocks, captured", "few blocks", "few blocks, credit of 1, captured"],
 )
 def test_answers_are_those_of_a_plain_loop(
     tmp_path: Path, settings: Mapping[str, object], credit: int, graphs: bool, ahead: int

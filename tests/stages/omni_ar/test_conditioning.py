@@ -28,7 +28,7 @@ ALL = "01234"
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-@pytest.mark.parametrize("blocks", [None, 11], ids=["room", "few blocks"])
+@pytest.mark.parametrize("blocks", [None, 11], ids=["enough blocks", "few blocks"])
 def test_answers_are_those_of_full_recomputation(ahead: int, captured: bool, blocks: int | None):
     device = CountingDevice()
     changes = {"max_in_flight": ahead, "num_blocks": blocks, "graph_batch_sizes": (2, 4), "graph_chunk_sizes": (5, 40)}
@@ -204,7 +204,7 @@ def test_a_model_that_takes_no_rows_refuses_them():
 
 
 @pytest.mark.parametrize(("rows", "max_tokens"), [(15, 17), (16, 17), (30, 17), (30, 5), (30, 1)])
-def test_every_step_has_room_for_its_row_and_unread_rows_are_released(rows: int, max_tokens: int):
+def test_every_step_has_an_entry_and_unread_rows_are_released(rows: int, max_tokens: int):
     feed = feeder(max_model_len=18, max_num_seqs=2)
     for name in "01":
         feed.open(name, [int(name)], max_tokens)

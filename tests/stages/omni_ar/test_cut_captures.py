@@ -19,9 +19,9 @@ from omni.device.cuda import CudaDevice, CudaGraph, CudaStream
 from omni.errors import ConfigError
 from omni.ipc import Channel
 from omni.parallel import RankLayout, Ranks, rendezvous
-from omni.parallel.rendezvous import RankEnds, open_ranks
+from omni.parallel.rendezvous import RankResources, open_ranks
 from omni.stage import StageContext
-from omni_ar.kind import build_part
+from omni_ar.kind import build_rank_model
 from omni_ar.loaded import LoadedAr
 from tests.support.tiny_text import write_text_model
 
@@ -86,7 +86,7 @@ class HostCuda(CudaDevice):
 def at_each_rank(layout: RankLayout, work: Callable[[Ranks], Any]) -> list[Any]:
     """What `work` gives at each rank, or raises there."""
     store = os.memfd_create("test-ranks", os.MFD_CLOEXEC)
-    ends = [RankEnds(store=os.dup(store)) for _ in range(layout.size)]
+    ends = [RankResources(store=os.dup(store)) for _ in range(layout.size)]
     os.close(store)
     for rank in range(1, layout.size):
         ends[0].sockets[rank], ends[rank].sockets[0] = Channel.pair()
@@ -121,7 +121,7 @@ def start(folder: Path, ranks: Ranks, fails: Sequence[str]) -> HostCuda:
         graphs=True,
         ranks=ranks,
     )
-    loaded = LoadedAr(context, build_part(context))
+    loaded = LoadedAr(context, build_rank_model(context))
     loaded.start(8)
     return device
 

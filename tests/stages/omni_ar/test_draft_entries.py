@@ -38,10 +38,10 @@ class Watched(ModelDrafter):
     def _run(self, entries: _Entries, rows: DraftRows) -> Tensor:
         assert rows.pages is not None
         columns, newest_R1 = rows.pages.columns, rows.length_N[rows.rows_R][:, None]
-        room_R1 = (columns.limit - columns.outputs)[rows.rows_R][:, None] - 1
+        remaining_R1 = (columns.limit - columns.outputs)[rows.rows_R][:, None] - 1
         valid_RE, index_RE = entries.valid_RE, entries.index_RE
         follows = valid_RE.shape[1] > 1
-        assert bool((index_RE <= newest_R1 + (0 if follows else room_R1))[valid_RE].all())
+        assert bool((index_RE <= newest_R1 + (0 if follows else remaining_R1))[valid_RE].all())
         assert not bool((valid_RE & (columns.active[rows.rows_R] == 0)[:, None]).any())
         self.seen += Counter(run=int(valid_RE.sum()), padding=int((~valid_RE).sum()))
         return super()._run(entries, rows)

@@ -152,14 +152,14 @@ def test_the_kernel_samples_rows_without_edits_and_processors(
         assert named["out_R"].shape == (8,)
 
 
-def test_more_is_foreseen_than_a_row_has_room_for():
+def test_more_is_foreseen_than_a_row_can_verify():
     drafter = Foreseeing({}, draft_setup(MODEL, 3))
     assert answers(driver_of("fabricated", made=drafter)) == answers(driver_of())
     assert drafter.seen == len(PROMPTS)
 
 
 def test_a_row_that_verifies_no_drafts_has_none_made():
-    """The drafter gives it no known output, and its steps have no room for drafts."""
+    """The drafter gives it no known output, and its steps verify no drafts."""
     drafter, plans = Foreseeing({}, draft_setup(MODEL, 3)), list[StepPlan]()
     driver = driver_of("fabricated", LateDevice(2), made=drafter, draft_tokens=3)
     execute_model = driver.runner.execute_model
@@ -236,7 +236,7 @@ def test_features_of_chunks_are_those_of_their_last_tokens():
 
 
 class Wrong(Drafter):
-    """Id 0, as often as there is room."""
+    """Id 0, as many as a step can verify."""
 
     def draft(self, rows: DraftRows) -> None:
         rows.drafts_NK.index_fill_(0, rows.rows_R, 0)
@@ -323,7 +323,7 @@ def test_a_request_without_a_possible_id_in_a_run_has_the_tokens_before(stop: bo
         assert driver.tokens("bad") == text[:4]
 
 
-# Where the sequence of layers is cut.
+# With several layer ranges.
 
 
 def test_drafts_without_weights_need_no_blocks_early():

@@ -1,5 +1,5 @@
 """Tokens per second with drafts over those without, by a model of the device: rows whose drafts are right with a probability,
-and the times that an H200 takes for steps with and without room (benchmarks/results/2026-11-28-drafts-h200.md)."""
+and the times that an H200 takes for steps that verify drafts and others (benchmarks/results/2026-11-28-drafts-h200.md)."""
 
 import random
 from dataclasses import replace
@@ -19,10 +19,10 @@ def speed(policy: DraftPolicy, rows: int, added: float, probability: float, seed
     for row in batch:
         row.reports.restart(policy.start_gain)
     while min(row.tokens for row in batch) < TOKENS:
-        room = policy.pays([row.reports.gain(0) for row in batch])
+        verifies = policy.pays([row.reports.gain(0) for row in batch])
         for row in batch:
-            row.step(room, True, probability, draw)
-        time += 1.0 + added * room
+            row.step(verifies, True, probability, draw)
+        time += 1.0 + added * verifies
     return sum(row.tokens for row in batch) / rows / time
 
 
@@ -38,18 +38,18 @@ def speed_after_a_bad_start(policy: DraftPolicy, rows: int, added: float, probab
 
     batch = [started() for _ in range(rows)]
     for number in range(bad + 1500):
-        room = policy.pays([row.reports.gain(0) for row in batch])
+        verifies = policy.pays([row.reports.gain(0) for row in batch])
         before = sum(row.tokens for row in batch)
         for row in batch:
-            row.step(room, room, probability if number >= bad else 0.0, draw)
+            row.step(verifies, verifies, probability if number >= bad else 0.0, draw)
         if number >= bad + 500:
-            time += 1.0 + added * room
+            time += 1.0 + added * verifies
             tokens += sum(row.tokens for row in batch) - before
         batch = [row if row.tokens < row.most else started() for row in batch]
     return tokens / rows / time
 
 
-# Rows, and the time that room for three drafts was measured to add.
+# Rows, and the time that the verification of three drafts was measured to add.
 CASES = [
     (EXPERTS, 1, 0.78),
     (EXPERTS, 4, 0.21),
@@ -89,6 +89,6 @@ def test_drafts_that_are_mostly_right_are_verified(policy: DraftPolicy, rows: in
 def test_a_drafter_with_weights_is_used_again_when_its_drafts_are_right(
     policy: DraftPolicy, rows: int, added: float, probability: float, least: float, bad: int
 ):
-    """It does not run without room, so rows that begin, and those that it is tried again for, bring the room back."""
+    """It runs only in steps that verify drafts. Rows that begin, and those that it is tried again for, bring such steps back."""
     weighty = replace(policy, drafter=PassWeights(0, 1))
     assert speed_after_a_bad_start(weighty, rows, added, probability, bad) > least

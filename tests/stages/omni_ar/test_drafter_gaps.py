@@ -29,13 +29,13 @@ CASES = [(kind, start) for start in (4, 1, 2, 3, 5, 6, 7, 8) for kind in KINDS]
 
 
 def without_drafter(monkeypatch: pytest.MonkeyPatch, start: int, end: int) -> None:
-    """Steps of the request `first` have no room for drafts while the host has read from `start` to `end` of its tokens."""
+    """Steps of the request `first` verify no drafts while the host has read from `start` to `end` of its tokens."""
     compose = Scheduler._compose
 
     def in_turn(self: Scheduler, isolated: ArRequest | None) -> StepPlan | None:
         for request in self._running:
             left_out = request.id == "first" and start <= len(request.outputs) < end
-            request.draft_reports.restart(0 if left_out else 3 * RATE_ONE)
+            request.gain_history.restart(0 if left_out else 3 * RATE_ONE)
         return compose(self, isolated)
 
     monkeypatch.setattr(Scheduler, "_compose", in_turn)

@@ -28,7 +28,7 @@ ADDED = {
     ("30b", "mtp"): (1.49, 1.64, 0.8, 0.37),
     ("30b", "0.6b"): (2.31, 2.04, 0.94, 0.45),
 }
-"""Time that room for three drafts adds, with so many rows."""
+"""Time that the verification of three drafts adds, with so many rows."""
 CASES = [(model, drafter, *at) for (model, drafter), added in ADDED.items() for at in zip(ROWS, added, strict=True)]
 
 
@@ -46,10 +46,10 @@ def speed(policy: DraftPolicy, rows: int, added: float, probability: float, toke
     while min(row.tokens for row in batch) < tokens:
         if since is None and min(row.tokens for row in batch) >= 32:
             since, time = sum(row.tokens for row in batch), 0.0
-        room = policy.pays([row.reports.gain(0) for row in batch])
+        verifies = policy.pays([row.reports.gain(0) for row in batch])
         for row in batch:
-            row.step(room, room, probability, draw)
-        time += 1.0 + added * room
+            row.step(verifies, verifies, probability, draw)
+        time += 1.0 + added * verifies
     assert since is not None
     return (sum(row.tokens for row in batch) - since) / rows / time
 

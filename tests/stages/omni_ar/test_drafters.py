@@ -309,7 +309,7 @@ OUTSIDE: dict[tuple[int, int, int], list[int]] = {
     (3, 3, -(2**62)): [1, 1, 0],
     (3, 3, 3): [1, 1, 1],
 }
-"""Drafts of a stage with 11 ids, and those that steps with room for all verify."""
+"""Drafts of a stage with 11 ids, and those that steps with positions for all verify."""
 
 
 @pytest.mark.parametrize("captured", [False, True])

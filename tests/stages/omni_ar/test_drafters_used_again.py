@@ -1,4 +1,4 @@
-"""A drafter with weights whose drafts were wrong for some time, so that steps had no room for them, and are right then."""
+"""A drafter with weights whose drafts were wrong for some time, so that steps did not verify them, and are right then."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +59,7 @@ def test_without_a_probe_it_stays_out_of_a_long_answer(monkeypatch: pytest.Monke
     assert drafted(WrongAtFirst(right_from=60))["accepted_drafts"] == 0
 
 
-def test_rows_that_begin_bring_the_room_back():
+def test_rows_that_begin_bring_verification_back():
     """The others' drafts count as their last ones did, and no row's as none because the drafter has not run."""
     model = WrongAtFirst(right_from=1000)
     driver = driver_of("ngram", made=ModelDrafter(model, 3), draft_tokens=3, max_num_seqs=8)

@@ -18,7 +18,7 @@ from omni_ar.kernels.step.handoff import NUM_TOKENS
 from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.run import forward, source
 from omni_ar.run.allocator import Allocator
-from omni_ar.run.draft_reports import LAG
+from omni_ar.run.gain_history import LAG
 from omni_ar.run.plan import NewBlock, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.step import StepContext
@@ -291,7 +291,7 @@ class PartlyWrongDrafter(FabricatedDrafter):
 
 
 def test_drafts_that_are_never_accepted_cease():
-    """And steps with room for drafts too, in which they would be verified."""
+    """And so do the steps that would verify them."""
     driver = driver_of("fabricated", made=PartlyWrongDrafter(1000), draft_tokens=3)
     answers(driver, PROMPTS[:1], max_tokens=100)
     plans = plans_of(driver, PROMPTS[0], 100)
@@ -302,7 +302,7 @@ def test_drafts_that_are_never_accepted_cease():
     assert not any(plan.drafts for plan in plans[24:])
 
 
-def test_a_drafter_that_finds_nothing_leaves_no_room_for_drafts():
+def test_steps_verify_no_drafts_of_a_drafter_that_finds_nothing():
     driver = driver_of("ngram", draft_tokens=3, drafter_args={"fewest": 8, "most": 8})
     plans = plans_of(driver, [*range(9)], LAG + 7)
     assert driver.counter("drafted_tokens") == 0

@@ -1,4 +1,4 @@
-"""Frames of a talker whose sequence of layers is cut are those of the whole talker after a step has failed."""
+"""Frames of a talker with several layer ranges are those of the whole talker after a step has failed."""
 
 from collections.abc import Sequence
 

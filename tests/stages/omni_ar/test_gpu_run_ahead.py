@@ -62,7 +62,7 @@ def run_text(device: str, ahead: int, little: bool, captured: bool = False) -> A
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4, 8])
-@pytest.mark.parametrize("little", [False, True], ids=["room", "few blocks"])
+@pytest.mark.parametrize("little", [False, True], ids=["enough blocks", "few blocks"])
 @CAPTURED
 def test_text_equals_that_of_the_cpu(ahead: int, little: bool, captured: bool):
     expected, given = run_text("cpu", 1, little=False), run_text("cuda", ahead, little, captured)
@@ -102,7 +102,7 @@ def run_codec(device: str, ahead: int, little: bool, captured: bool = False) -> 
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4, 8])
-@pytest.mark.parametrize("little", [False, True], ids=["room", "few blocks"])
+@pytest.mark.parametrize("little", [False, True], ids=["enough blocks", "few blocks"])
 @CAPTURED
 def test_frames_equal_those_of_the_cpu(ahead: int, little: bool, captured: bool):
     expected, given = run_codec("cpu", 1, little=False), run_codec("cuda", ahead, little, captured)

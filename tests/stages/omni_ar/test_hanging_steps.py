@@ -15,7 +15,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.follower import FollowerWorker
 from omni_ar.run.pipeline import PendingTokens
 from tests.support.ar_driver import ArDriver, small_runner
-from tests.support.deep_models import part
+from tests.support.deep_models import in_range
 from tests.support.devices import ClockedCpu, HungDevice
 from tests.support.small_text import SmallText, greedy
 
@@ -108,9 +108,9 @@ def first_layers() -> tuple[HungDevice, ArDriver, ClockedCpu, FollowerWorker]:
     """A rank 0 whose launched steps do not run, and the rank with the first layers, which has run them at once."""
     last, first = limited(RankLayout(pipeline=2))
     hung, device = HungDevice(), ClockedCpu()
-    driver = ArDriver(part(1, 2), hung, OPTIONS, ranks=last)
+    driver = ArDriver(in_range(1, 2), hung, OPTIONS, ranks=last)
     with torch.inference_mode():
-        runner, _, _ = small_runner(part(0, 2), device, OPTIONS, ranks=first)
+        runner, _, _ = small_runner(in_range(0, 2), device, OPTIONS, ranks=first)
     worker = FollowerWorker("text", runner, first)
     driver.ask("0", PROMPT, max_tokens=1)
     driver.tick()
@@ -144,11 +144,11 @@ def receiver_on_a_device() -> tuple[HungDevice, FollowerWorker]:
     """The rank with the first layers, whose step is complete. Its receive of tokens is enqueued and reports that it is done, as on
     CUDA: only the event after it shows whether the tokens have arrived."""
     last, first = limited(RankLayout(pipeline=2))
-    driver, device = ArDriver(part(1, 2), HungDevice(), OPTIONS, ranks=last), HungDevice()
+    driver, device = ArDriver(in_range(1, 2), HungDevice(), OPTIONS, ranks=last), HungDevice()
     silent = SilentCommunicator(0, 2)
     first = replace(first, pipeline=PipelineRank(position=0, size=2, hidden=silent, tokens=silent))
     with torch.inference_mode():
-        runner, _, _ = small_runner(part(0, 2), device, OPTIONS, ranks=first)
+        runner, _, _ = small_runner(in_range(0, 2), device, OPTIONS, ranks=first)
     device.synchronize()
     worker = FollowerWorker("text", runner, first)
     driver.ask("0", PROMPT, max_tokens=1)

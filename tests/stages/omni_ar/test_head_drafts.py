@@ -116,7 +116,7 @@ def test_a_row_drafts_again_behind_steps_without_drafts(kind: str, monkeypatch: 
 
     def in_turn(self: Scheduler, alone: ArRequest | None) -> StepPlan | None:
         for request in driver.worker.requests.values():
-            request.draft_reports.restart(0 if 5 <= len(request.outputs) < 10 else 3 * RATE_ONE)
+            request.gain_history.restart(0 if 5 <= len(request.outputs) < 10 else 3 * RATE_ONE)
         plan = compose(self, alone)
         if plan is not None:
             seen.extend((plan.drafts, request.drafts.steps) for request in plan.decodes)
@@ -129,7 +129,7 @@ def test_a_row_drafts_again_behind_steps_without_drafts(kind: str, monkeypatch: 
         without = [steps for drafts, steps in seen if not drafts]
         assert len(without) >= 2
         again = max(number for number, (drafts, _) in enumerate(seen) if not drafts) + 1
-        assert seen[again][1] == seen[again + 1][1], "nothing to draft from in the first step with room"
+        assert seen[again][1] == seen[again + 1][1], "nothing to draft from in the first step that verifies drafts"
         assert seen[-1][1] > without[-1], "it does draft again"
 
 

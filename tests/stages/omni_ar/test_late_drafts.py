@@ -1,4 +1,4 @@
-"""Drafts that are made at the end of a step, at the rank with the last layers: their launches."""
+"""Drafts that are made at the end of a step, at the rank with the last layer range: their launches."""
 
 from functools import cache
 from typing import Any

@@ -121,11 +121,11 @@ def counts(prompt: Sequence[int], drafts: int) -> tuple[list[int], int, int]:
     """Tokens, verified and accepted drafts of a request alone, everything recomputed for each step."""
     made, verified, accepted = greedy(MODEL, prompt, 1), 0, 0
     while len(made) < MOST:
-        room = min(drafts, MOST - len(made) - 1)
-        guesses = greedy(OTHER, [*prompt, *made], room) if room else []
-        true = greedy(MODEL, [*prompt, *made], room + 1)
-        matched = next((at for at, guess in enumerate(guesses) if guess != true[at]), room)
-        verified, accepted = verified + room, accepted + matched
+        count = min(drafts, MOST - len(made) - 1)
+        guesses = greedy(OTHER, [*prompt, *made], count) if count else []
+        true = greedy(MODEL, [*prompt, *made], count + 1)
+        matched = next((at for at, guess in enumerate(guesses) if guess != true[at]), count)
+        verified, accepted = verified + count, accepted + matched
         made += true[: matched + 1]
     return made, verified, accepted
 

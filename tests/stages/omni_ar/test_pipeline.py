@@ -29,7 +29,7 @@ from omni_ar.run.launch import StepMessage, decode
 from omni_ar.run.phases import compute_logits
 from omni_ar.run.plan import StepPlan
 from tests.support.ar_driver import ArDriver, plain_prompt, small_runner
-from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, part, part_of
+from tests.support.deep_models import VOCABULARY, WIDTH, Deep, filled, in_range, range_of
 from tests.support.devices import WarmingDevice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import SLOW, few
@@ -42,7 +42,7 @@ PROMPTS = [[(7 * index + 3 * place * place) % VOCABULARY for place in range(1 + 
 
 
 class Pipelined:
-    """The driver has rank 0, with the last layers; the others are threads."""
+    """The driver has rank 0, with the last layer range; the others are threads."""
 
     def __init__(
         self,
@@ -61,7 +61,9 @@ class Pipelined:
         layout = RankLayout(pipeline=size)
         ranks = thread_ranks(layout, seconds)
         faults = fails or {}
-        models = [part_of(partial(kind, faults.get(rank)), layout.position(rank), size, layers) for rank in range(size)]
+        models = [
+            range_of(partial(kind, faults.get(rank)), layout.position(rank), size, layers) for rank in range(size)
+        ]
         self.driver = ArDriver(models[0], device or CpuDevice(), options, ranks=ranks[0], **more)
         self.threads: list[RankThread] = []
         for model, own in zip(models[1:], ranks[1:], strict=True):
@@ -95,8 +97,8 @@ def expected() -> list[list[int]]:
 
 def test_parts_hold_their_layers_and_nothing_else() -> None:
     names = {name for name, _ in Deep().named_parameters()}
-    parts = [part(position, 3) for position in range(3)]
-    held = [{name for name, _ in each.named_parameters()} for each in parts]
+    ranges = [in_range(position, 3) for position in range(3)]
+    held = [{name for name, _ in each.named_parameters()} for each in ranges]
     layers = [{int(name.split(".")[2]) for name in each if "layers." in name} for each in held]
     assert layers == [{0, 1}, {2}, {3}], "the last part also computes logits"
     assert set.union(*held) == names
@@ -106,7 +108,7 @@ def test_parts_hold_their_layers_and_nothing_else() -> None:
         == [False, False, True]
     )
     assert all("embed_tokens.weight" in each for each in held)
-    assert [each.shape.num_kv_layers for each in parts] == [2, 1, 1]
+    assert [each.shape.num_kv_layers for each in ranges] == [2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_parts_hold_their_layers_and_nothing_else() -> None:
 )
 def test_layers_that_cannot_be_divided_so_are_refused(size: int, layers: tuple[int, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        part(0, size, layers)
+        in_range(0, size, layers)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ class Steps:
 
 @pytest.mark.parametrize(("size", "captured"), few(2, [(2, True), (3, False), (2, False), (3, True)], SLOW))
 def test_unchanged_micro_batches_send_no_inputs(size: int, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take turns. A block of 32 tokens has room for all of a request."""
+    """They take turns. A block of 32 tokens holds all of a request."""
     count, tokens = 2 * size, 20
     prompts = [[3 + index, 7, 5 * index] for index in range(count)]
     options = ArOptions(max_num_seqs=count, block_size=32, max_in_flight=2)
@@ -318,7 +320,7 @@ def test_a_step_that_fails_at_another_rank_alone_ends_both(
 
 @pytest.mark.plants_faults
 def test_a_request_whose_processor_raises_harms_no_other(expected: list[list[int]]) -> None:
-    """Ranks without the last layers do not sample."""
+    """Ranks without the last layer range do not sample."""
     cut = Pipelined(2, processors=processors())
     cut.driver.ask("bad", PROMPTS[2], processors={"favour": {"bias": 9}}, max_tokens=TOKENS)
     cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)

@@ -106,7 +106,7 @@ def test_impossible_sampling_is_refused(asked, message):
     assert refusal(**asked).startswith(f"sampling.text.{message}")
 
 
-def test_more_biases_than_there_is_room_for():
+def test_more_biases_than_a_row_holds():
     asked = SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))
     with pytest.raises(InputError, match=r"sampling.text.logit_bias: names 1025 ids; use at most 1024 ids"):
         resolve_sampling(asked, GREEDY, "text", 2000)

@@ -409,7 +409,7 @@ def test_a_request_that_can_never_run_is_refused_with_the_numbers(length: int, m
     assert message in str(caught.value)
 
 
-def test_a_prompt_may_leave_room_for_one_token():
+def test_a_prompt_may_leave_one_token_to_generate():
     stage = Stage(rows=1, blocks=10, budget=100)
     made = request("r", MODEL_LEN - 1, 30)
     stage.add(made)
@@ -465,7 +465,7 @@ def test_a_preempted_request_starts_again_when_no_step_of_it_is_in_flight():
     stage.fail()
     assert stage.plan() is None
     assert made.table is None
-    assert stage.blocks.available > stage.allocator.blocks_for(8 + 9), "there is room"
+    assert stage.blocks.available > stage.allocator.blocks_for(8 + 9), "blocks are available"
     made.outputs.append(1)
     made.steps_in_flight = 0
     made.reset_for_recompute()
@@ -474,7 +474,7 @@ def test_a_preempted_request_starts_again_when_no_step_of_it_is_in_flight():
     assert [(chunk.start + chunk.length, chunk.request) for chunk in again.chunks] == [(8 + 2, made)]
 
 
-def test_log_probability_requests_wait_while_there_is_no_room_for_them():
+def test_log_probability_requests_wait_for_a_free_scores_slot():
     stage = Stage(rows=3, blocks=20, budget=100)
     scored, other, late = (request(name, 4, 9) for name in "abc")
     for made in (scored, late):

@@ -115,5 +115,5 @@ def test_acceptance_is_that_of_one_device_by_step(drafter: str, layout: RankLayo
     plan = Scenario("text", layout, in_turn(drafter, in_flight), False, ((0, ASKED[0]),), {})
     stage = run_kind(StageInTurn, plan, in_flight)
     assert [drafts_in(stage.driver, str(number)) for number in range(len(ASKED))] == expected
-    # With two parts or more, the first is as far ahead as it may.
+    # With two layer ranges or more, the first is as far ahead as it may.
     assert max(stage.ahead) >= in_flight if layout.pipeline > 1 else max(stage.ahead) >= 1

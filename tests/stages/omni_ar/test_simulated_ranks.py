@@ -39,7 +39,7 @@ def run_seeds(seeds: Sequence[int], tensor: int = 1, plan: Plan = Scenario.of) -
             wrong.append(error)
             continue
         totals += stage.counters
-        totals[f"{stage.scenario.kind}, {stage.scenario.layout.pipeline} parts"] += 1
+        totals[f"{stage.scenario.kind}, {stage.scenario.layout.pipeline} layer ranges"] += 1
         totals["as on CUDA" if stage.world.blocks else "as on the CPU"] += 1
         totals["late"] += stage.world.devices[0].latest > 5
     if wrong:
@@ -96,7 +96,7 @@ def test_requests_are_equal_in_200_seeds(first: int) -> None:
     assert min(totals["as on CUDA"], totals["as on the CPU"]) > 10
     rare = {event: totals[event] for event in HAPPENS if totals[event] < 5}
     assert not rare, f"{rare} in {totals}"
-    assert all(totals[f"{kind}, {parts} parts"] for kind in ("text", "talker") for parts in (2, 3, 4)), totals
+    assert all(totals[f"{kind}, {ranges} layer ranges"] for kind in ("text", "talker") for ranges in (2, 3, 4)), totals
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ WAITS: dict[tuple[str, str | None], tuple[int, ...]] = {
     (f"{PIPELINE}.take_hidden", None): (0, 1),
     (f"{PIPELINE}.accept_received", None): (1, 2),
     (f"{TRANSFERS}.take_inputs", None): (1, 2),
-    (f"{SLOTS_FILE}.PendingReceives.done#1", None): (0, 1, 2),
+    (f"{SLOTS_FILE}.TransferEvent.done#1", None): (0, 1, 2),
     (f"{PIPELINE}.HiddenTransfers.receive.take#1", None): (0, 1),
     (f"{PIPELINE}.ReceivedTokens._accept.accept#1", None): (1, 2),
     (f"{TRANSFERS}.InputTransfers.transfer#1", None): (1, 2),
@@ -129,7 +129,7 @@ WAITS: dict[tuple[str, str | None], tuple[int, ...]] = {
     (f"{SLOTS_FILE}.SlotRing.drain#1", "ar"): (0, 1, 2),
     (f"{SLOTS_FILE}.SlotRing.drain#1", "ar-send"): (1, 2),
 }
-"""By wait, or phase that waits for an arrival, and stream: the ranks of three that have it. Rank 2 has the first layers."""
+"""By wait, or phase that waits for an arrival, and stream: the ranks of three that have it. Rank 2 has the first layer range."""
 REMOVALS = [(wait, stream, rank) for (wait, stream), ranks in WAITS.items() for rank in ranks]
 PARTS = 3
 SEEDS = 20
@@ -314,7 +314,7 @@ EARLY = Scenario(
     rests={0: (2, 120)},
 )
 """The second step has the end of the second prompt, and fails behind the last layers. The first request rests meanwhile, and while
-the first layers accept the failed step's tokens."""
+the first rank accepts the failed step's tokens."""
 DRAFTED = msgspec.structs.replace(EARLY.options, drafter="fabricated", draft_tokens=2, drafter_args={"rate": 0.5})
 
 

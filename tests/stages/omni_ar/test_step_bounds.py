@@ -1,4 +1,4 @@
-"""Bounds of a step: a request's limit, the room for rows, and the outputs that requests asked for."""
+"""Bounds of a step: a request's limit, the number of rows, and the outputs that requests asked for."""
 
 from typing import Annotated, get_origin, get_type_hints
 

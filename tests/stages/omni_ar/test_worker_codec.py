@@ -92,17 +92,17 @@ def test_too_few_blocks_and_a_consumer_that_gathers_in_the_end(budget: int, cach
 @pytest.mark.parametrize("budget", [2, 100])
 def test_sampled_frames_do_not_depend_on_preemption(budget: int):
     asked = {"temperature": 0.9, "top_k": 20, "repetition_penalty": 1.1, "seed": 11}
-    roomy = ArDriver(MODEL, options=options(max_num_seqs=5))
+    ample = ArDriver(MODEL, options=options(max_num_seqs=5))
     tight = ArDriver(MODEL, options=options(num_blocks=LITTLE, max_num_batched_tokens=budget))
-    for driver in (roomy, tight):
+    for driver in (ample, tight):
         speak_all(driver, params=asked)
         driver.gather_all()
-    assert roomy.counter("preemptions") == 0
+    assert ample.counter("preemptions") == 0
     assert tight.counter("preemptions") > 0
-    assert tight.all_tokens(len(PROMPTS)) == roomy.all_tokens(len(PROMPTS))
+    assert tight.all_tokens(len(PROMPTS)) == ample.all_tokens(len(PROMPTS))
     for index in range(len(PROMPTS)):
-        assert tight.frames(str(index)) == roomy.frames(str(index))
-    assert roomy.frames("2") != frames(2)[:-1]
+        assert tight.frames(str(index)) == ample.frames(str(index))
+    assert ample.frames("2") != frames(2)[:-1]
 
 
 @pytest.mark.parametrize("captured", [True, False])

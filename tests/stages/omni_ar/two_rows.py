@@ -15,7 +15,7 @@ BLOCK = 4
 
 
 class TwoRows:
-    """The cache, and where the tokens of its rows lie. A row has room for 16 tokens."""
+    """The cache, and where the tokens of its rows lie. A row holds up to 16 tokens."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> None:
         zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype)  # noqa: E731

@@ -56,7 +56,7 @@ def test_batches_keep_to_key_count_and_length() -> None:
         bench.feed_host("a", media(index, [index + 1.0] * count, key))
     bench.end("a")
     bench.settle(bench.device)
-    # Three of key 0; of key 1 the first with those that fit beside it; the fourth of key 0; what leaves no room, alone.
+    # Three of key 0; of key 1 the first with those that fit beside it; the fourth of key 0; what nothing fits beside, alone.
     assert bench.tower.batches == [3, 2, 1, 1, 1]
     assert sorted(bench.sums("a")) == list(range(8))
 

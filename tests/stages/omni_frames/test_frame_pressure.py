@@ -117,7 +117,7 @@ def move_rows(pages: torch.Tensor, slots_n: torch.Tensor, place: torch.Tensor) -
 @settings(max_examples=40)
 @given(data=st.data())
 def test_frames_that_their_producer_moves_are_read_where_they_are(data: st.DataObject) -> None:
-    """More frames than the row's ring has room for, so a slice is gathered in parts, from several places."""
+    """More frames than the row's ring holds, so a slice is gathered in parts, from several places."""
     device = QueuedDevice()
     bench = Bench(device)
     codes = random_codes(24)

@@ -37,12 +37,12 @@ def finish(
     PADDED_BLOCKS: tl.constexpr,
     PADDED_TILES: tl.constexpr,
     NUCLEUS: tl.constexpr,
-    ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
     FEW: tl.constexpr,
     DRAFTS: tl.constexpr,
 ):
     """Finishes a row's draw. parameters: pointers as in `Pointers`. chosen: memory for a row's tiles. scratch_x, scratch_ids:
-    memory for ROOM + FEW values and ids of a row."""
+    memory for CAPACITY + FEW values and ids of a row."""
     index = tl.program_id(0).to(tl.int64)
     batch_row, before = index // (1 + DRAFTS), index % (1 + DRAFTS)
     row = tl.load(rows_ptr + batch_row)
@@ -52,12 +52,12 @@ def finish(
         position = tl.load(position_ptr + (row if BY_ROW else batch_row) * position_stride) + before
         draw = draw_of(parameters, row, position, use)
         selection = selection_of(parameters, row, needs, vocab)
-        first = index * (ROOM + FEW)
+        first = index * (CAPACITY + FEW)
         scratch = Scratch(scratch_x_ptr + first, scratch_ids_ptr + first)
         tiles = index * (blocks * PER_BLOCK)
         best = draw_from_tiles(
             work_ptr + index * vocab, tiles_ptr + tiles, weight_ptr + index * blocks, chosen_ptr + tiles,
-            selection, draw, scratch, vocab, blocks, TILE, PER_BLOCK, PADDED_BLOCKS, PADDED_TILES, NUCLEUS, ROOM, FEW,
+            selection, draw, scratch, vocab, blocks, TILE, PER_BLOCK, PADDED_BLOCKS, PADDED_TILES, NUCLEUS, CAPACITY, FEW,
         )  # fmt: skip
     else:
         at = tl.arange(0, PADDED_BLOCKS)

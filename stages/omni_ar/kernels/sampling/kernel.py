@@ -20,7 +20,7 @@ from omni_ar.kernels.sampling.single import draw_row, sample_row
 from omni_ar.kernels.sampling.state import SamplingState
 
 # Values that one program holds: a row of a narrow vocabulary, or the gathered values of a row of a wide one.
-_ROOM: Final = 4096
+_CAPACITY: Final = 4096
 # Maximum number of values for which all pairs are compared.
 _FEW: Final = 128
 
@@ -73,7 +73,7 @@ def sample(
 ) -> None:
     """position: `[N]` if `by_row`, else `[R]`. use: group and purpose, as in `gumbel`. drafts_NK: as in `fused_sample`."""
     vocab = logits_RV.shape[1]
-    if vocab <= _ROOM:
+    if vocab <= _CAPACITY:
         narrow = row_settings(kernel_device(logits_RV), "sample", _block(vocab))
         sample_narrow(logits_RV, state, rows_R, position, by_row, use, out_R, narrow, drafts_NK)
     else:
@@ -193,7 +193,7 @@ def sample_wide(
         *drawn_of,
         *left,
         torch.empty(rows, tiles, dtype=torch.int32, device=device),
-        *_scratch(logits_RV, _ROOM + _FEW),
+        *_scratch(logits_RV, _CAPACITY + _FEW),
         out_R,
         out_R.stride(0),
         use,
@@ -205,7 +205,7 @@ def sample_wide(
         PADDED_BLOCKS=triton.next_power_of_2(blocks),
         PADDED_TILES=triton.next_power_of_2(tiles),
         NUCLEUS=settings.nucleus,
-        ROOM=_ROOM,
+        CAPACITY=_CAPACITY,
         FEW=_FEW,
         DRAFTS=0 if drafts_NK is None else drafts_NK.shape[1],
         num_warps=settings.finish_warps,

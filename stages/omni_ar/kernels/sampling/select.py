@@ -91,7 +91,7 @@ def draw_from_tiles(
     PADDED_BLOCKS: tl.constexpr,
     PADDED_TILES: tl.constexpr,
     NUCLEUS: tl.constexpr,
-    ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
     FEW: tl.constexpr,
 ):
     """The rank of the id that is drawn from a row in memory: from the gathered values if they suffice, else by passes
@@ -102,13 +102,13 @@ def draw_from_tiles(
     most = tl.where(most == float("-inf"), 0.0, most)
     floor = tl.full([], LOWEST + 1, tl.int32)
     if (selection.needs & TOP_N_SIGMA) != 0:
-        floor = _sigma_floor(most, _deviation_of_row(work_ptr, most, vocab, 2 * ROOM), selection)
+        floor = _sigma_floor(most, _deviation_of_row(work_ptr, most, vocab, 2 * CAPACITY), selection)
     least = _least(key_of(largest), most, floor, selection, NUCLEUS)
-    found = _gather(key_of(largest) >= least, least, work_ptr, chosen_ptr, scratch, vocab, TILE, PADDED_TILES, ROOM)
+    found = _gather(key_of(largest) >= least, least, work_ptr, chosen_ptr, scratch, vocab, TILE, PADDED_TILES, CAPACITY)
     tl.debug_barrier()
-    found_at = tl.arange(0, ROOM)
+    found_at = tl.arange(0, CAPACITY)
     x = tl.load(scratch.x + found_at, mask=found_at < found, other=float("-inf"))
-    fits = found <= ROOM
+    fits = found <= CAPACITY
     outside = tl.full([], 0.0, tl.float32)
     if (selection.needs & (TOP_P | TOP_K | TOP_N_SIGMA)) == TOP_P:
         total = _total(weight_ptr, most, tiles_ptr, blocks, PER_BLOCK, PADDED_BLOCKS)
@@ -118,10 +118,10 @@ def draw_from_tiles(
     if fits:
         ids = tl.load(scratch.ids + found_at, mask=found_at < found, other=0)
         best = _choose(
-            x, ids, most, floor, outside, selection, draw, Scratch(scratch.x + ROOM, scratch.ids + ROOM), FEW
+            x, ids, most, floor, outside, selection, draw, Scratch(scratch.x + CAPACITY, scratch.ids + CAPACITY), FEW
         )
     else:
-        best = _draw_from_row(work_ptr, most, floor, selection, draw, vocab, 2 * ROOM)
+        best = _draw_from_row(work_ptr, most, floor, selection, draw, vocab, 2 * CAPACITY)
     return best
 
 
@@ -184,9 +184,9 @@ def _gather(
     vocab,
     TILE: tl.constexpr,
     PADDED_TILES: tl.constexpr,
-    ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
 ):
-    """Gathers values from `floor` on and their ids, in order, up to ROOM. Returns their number, which exceeds ROOM if
+    """Gathers values from `floor` on and their ids, in order, up to CAPACITY. Returns their number, which exceeds CAPACITY if
     some did not fit."""
     order = tl.cumsum(is_chosen.to(tl.int32), 0) - 1
     tl.store(chosen_ptr + order, tl.arange(0, PADDED_TILES), mask=is_chosen)
@@ -194,16 +194,16 @@ def _gather(
     tl.debug_barrier()
     found = tl.full([], 0, tl.int32)
     first = tl.full([], 0, tl.int32)
-    while (first < number) & (found <= ROOM):
-        at = first + tl.arange(0, ROOM)
+    while (first < number) & (found <= CAPACITY):
+        at = first + tl.arange(0, CAPACITY)
         ids = tl.load(chosen_ptr + at // TILE, mask=at < number, other=0) * TILE + at % TILE
         x = tl.load(x_ptr + ids, mask=(at < number) & (ids < vocab), other=float("-inf"))
         taken = key_of(x) >= floor
         to = found + tl.cumsum(taken.to(tl.int32), 0) - 1
-        tl.store(scratch.x + to, x, mask=taken & (to < ROOM))
-        tl.store(scratch.ids + to, ids, mask=taken & (to < ROOM))
+        tl.store(scratch.x + to, x, mask=taken & (to < CAPACITY))
+        tl.store(scratch.ids + to, ids, mask=taken & (to < CAPACITY))
         found += tl.sum(taken.to(tl.int32))
-        first += ROOM
+        first += CAPACITY
     return found
 
 

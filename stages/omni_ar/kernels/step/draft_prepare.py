@@ -37,7 +37,7 @@ def prepare_positions(
     row_ptr, draft_ptr = fields_ptr + row * COLUMNS, draft_fields_ptr + row * DRAFT_COLUMNS
     kept, active = tl.load(row_ptr + LENGTH), tl.load(row_ptr + ACTIVE)
     wanted = wanted_drafts(tl.load(draft_ptr + CAP), tl.load(draft_ptr + RATE), ADAPTIVE)
-    room = tl.minimum(tl.load(row_ptr + LIMIT) - tl.load(row_ptr + OUTPUTS), POSITIONS) - 1
+    remaining = tl.minimum(tl.load(row_ptr + LIMIT) - tl.load(row_ptr + OUTPUTS), POSITIONS) - 1
     # A plugin's drafter may give ids that the vocabulary lacks: no embedding of theirs may be read.
     is_id, ids = active >= 0, active * 0  # true, and 0 of its type
     for number in tl.static_range(POSITIONS - 1):
@@ -45,7 +45,7 @@ def prepare_positions(
         is_id = is_id & (draft >= 0) & (draft < vocab)
         ids += is_id.to(tl.int64)
     proposed = tl.minimum(tl.load(draft_ptr + PROPOSED), ids)
-    offered = tl.maximum(tl.minimum(tl.minimum(proposed, wanted), room), 0) * active
+    offered = tl.maximum(tl.minimum(tl.minimum(proposed, wanted), remaining), 0) * active
     # Only this program writes it, and no other reads it.
     tl.store(draft_ptr + OFFERED, offered, mask=at == 0)
     drafted = (at > 0) & (at <= offered)

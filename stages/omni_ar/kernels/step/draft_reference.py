@@ -19,12 +19,12 @@ def prepare_drafts(
     count = rows_R.shape[0] * positions
     row = RowFields(*state.fields.index_select(0, rows_R).unbind(1))
     draft = DraftFields(*drafts.fields.index_select(0, rows_R).unbind(1))
-    room_R = torch.minimum(row.limit - row.outputs, torch.full_like(row.limit, positions)) - 1
+    remaining_R = torch.minimum(row.limit - row.outputs, torch.full_like(row.limit, positions)) - 1
     drafts_RK = drafts.drafts.index_select(0, rows_R)[:, : positions - 1]
     # A plugin's drafter may give ids that the vocabulary lacks: no embedding of theirs may be read.
     is_id_RK = (drafts_RK >= 0) & (drafts_RK < state.sampling.forbidden.shape[1])
     proposed_R = torch.minimum(draft.proposed, is_id_RK.long().cumprod(1).sum(1))
-    offered_R = torch.minimum(torch.minimum(proposed_R, _wanted(draft, drafts)), room_R).clamp(min=0) * row.active
+    offered_R = torch.minimum(torch.minimum(proposed_R, _wanted(draft, drafts)), remaining_R).clamp(min=0) * row.active
     drafts.columns.offered.index_copy_(0, rows_R, offered_R)
     index_J = torch.arange(positions, device=rows_R.device)
     drafted_RJ = (index_J > 0) & (index_J <= offered_R[:, None])

@@ -115,7 +115,7 @@ class AdderWorker(MailboxWorker[AdderRequest]):
     def add(self, request: AdderRequest, message: Feed) -> None:
         assert request.row is not None
         assert isinstance(message.payload.meta, Numbers)
-        out_W = self.room()
+        out_W = self.new_output()
         numbers_W = message.payload.tensors["numbers"]
         self.device.launch(self.stream, add_numbers, self.sums_RW, request.row, numbers_W, request.fresh, out_W)
         end = self.device.record(self.stream)
@@ -125,7 +125,7 @@ class AdderWorker(MailboxWorker[AdderRequest]):
         request.count += 1
         self.added += 1
 
-    def room(self) -> Tensor:
+    def new_output(self) -> Tensor:
         return self.device.empty((WIDTH,), torch.float32, self.stream)
 
     def give(self, request: AdderRequest, produced: Produced) -> None:

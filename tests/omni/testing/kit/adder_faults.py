@@ -93,9 +93,9 @@ class ReusesItsOutput(AdderKind):
     class worker(AdderWorker):
         out_W: Tensor | None = None
 
-        def room(self) -> Tensor:
+        def new_output(self) -> Tensor:
             if self.out_W is None:
-                self.out_W = super().room()
+                self.out_W = super().new_output()
             return self.out_W
 
 

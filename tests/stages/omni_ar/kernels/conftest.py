@@ -9,10 +9,10 @@ from omni_ar.kernels.sampling.settings import WideSettings
 
 
 @pytest.fixture
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocabulary of 100 is a wide one."""
     settings = WideSettings(block=32, tile=8, nucleus=4, scan_warps=4, scan_registers=0, finish_warps=4)
-    monkeypatch.setattr("omni_ar.kernels.sampling.kernel._ROOM", 32)
+    monkeypatch.setattr("omni_ar.kernels.sampling.kernel._CAPACITY", 32)
     monkeypatch.setattr("omni_ar.kernels.sampling.kernel._FEW", 16)
     monkeypatch.setattr("omni_ar.kernels.sampling.kernel.wide_settings", lambda device, vocab: settings)
 

@@ -87,7 +87,7 @@ def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool
     bench.check()
     there.table_NM.fill_(-1)
     draft_kernel.prepare_drafts(bench.there, rows_there, *arguments, there, 1)
-    assert there.table_NM[:, 1:].eq(-1).all(), "blocks that the batch has no room for"
+    assert there.table_NM[:, 1:].eq(-1).all(), "blocks beyond those of the batch"
     offered = bench.drafts[0].columns.offered.tolist()
     assert positions == 1 or len(batch) < ROWS or {0, 1} < set(offered)
     assert min(offered) == 0
@@ -191,13 +191,13 @@ def test_a_row_without_a_possible_id_counts_none(device: str):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_stop_ids_and_limits_within_a_run(device: str):
-    """All drafts are right. Every second row has 6 among its stop ids, and the rows have room for 1 to 5 tokens."""
+    """All drafts are right. Every second row has 6 among its stop ids, and the rows have 1 to 5 tokens left."""
     bench = Bench(device, adaptive=False)
     rows_R, rows_there = bench.rows(*range(ROWS))
-    room = [1 + row % 5 for row in range(ROWS)]
+    left = [1 + row % 5 for row in range(ROWS)]
     for state, drafts in zip((bench.state, bench.there), bench.drafts, strict=True):
         for row in range(ROWS):
-            state.columns.limit[row] = state.columns.outputs[row] + room[row]
+            state.columns.limit[row] = state.columns.outputs[row] + left[row]
         state.sampling.stop_ids[1:ROWS:2, 0] = 6
         state.columns.active[:ROWS] = 1
         drafts.columns.proposed[:ROWS] = drafts.columns.offered[:ROWS] = DRAFTS
@@ -209,9 +209,9 @@ def test_stop_ids_and_limits_within_a_run(device: str):
     assert torch.equal(out_there.cpu(), out_RW)
     bench.check()
     for row, (status, count) in enumerate(out_RW[:, :2].tolist()):
-        stops = row % 2 == 1 and room[row] > 1
-        assert count == (2 if stops else min(room[row], 1 + DRAFTS))
-        assert status == (RowStatus.STOPPED if stops else RowStatus.FULL if count == room[row] else RowStatus.RUNNING)
+        stops = row % 2 == 1 and left[row] > 1
+        assert count == (2 if stops else min(left[row], 1 + DRAFTS))
+        assert status == (RowStatus.STOPPED if stops else RowStatus.FULL if count == left[row] else RowStatus.RUNNING)
 
 
 def search(text: Sequence[int], fewest: int, most: int, drafts: int) -> list[int]:

@@ -88,5 +88,5 @@ def test_the_kernel_of_a_narrow_row(device: str):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_kernel_of_a_wide_row(device: str, little_room: None):
+def test_the_kernel_of_a_wide_row(device: str, small_capacity: None):
     check_kernel(100, device)

@@ -29,7 +29,7 @@ KERNELS = {
     record_row: {},
     sample_row: dict(BLOCK=1024, FEW=128),
     scan: dict(BLOCK=2048),
-    finish: dict(PER_BLOCK=16, PADDED_BLOCKS=64, PADDED_TILES=1024, NUCLEUS=256, ROOM=4096, FEW=128),
+    finish: dict(PER_BLOCK=16, PADDED_BLOCKS=64, PADDED_TILES=1024, NUCLEUS=256, CAPACITY=4096, FEW=128),
 }
 POINTERS = {name for kernel in KERNELS for name in kernel.arg_names if name.endswith("_ptr")}
 TYPES = dict.fromkeys(POINTERS, "*i64") | {
@@ -46,8 +46,8 @@ SMALL = {
     "MOST=4, BLOCK=1024": "MOST=4, BLOCK=128",
     "BLOCK=1024, FEW=128": "BLOCK=128, FEW=32",
     "BLOCK=2048": "BLOCK=256",
-    "PADDED_BLOCKS=64, PADDED_TILES=1024, NUCLEUS=256, ROOM=4096, FEW=128": (
-        "PADDED_BLOCKS=16, PADDED_TILES=64, NUCLEUS=32, ROOM=128, FEW=32"
+    "PADDED_BLOCKS=64, PADDED_TILES=1024, NUCLEUS=256, CAPACITY=4096, FEW=128": (
+        "PADDED_BLOCKS=16, PADDED_TILES=64, NUCLEUS=32, CAPACITY=128, FEW=32"
     ),
 }
 """Tiles of the launched sizes, and smaller ones, which the compiler unrolls in a third of the time."""

@@ -270,7 +270,7 @@ def test_parts_in_plain_torch(mixture, ranks, tokens, intermediate, monkeypatch)
 
 @pytest.mark.parametrize("tokens", [3, 30])
 def test_pairs_of_other_experts_have_no_block(tokens):
-    """Launches have room for the held experts only, and no block is filled for others."""
+    """Launches have blocks for the held experts only, and no block is filled for others."""
     experts, top_k, block_m = 12, 5, 16
     logits_TE = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(4)).to(DEVICE)
     weight_TK, expert_TK, _ = route_and_group(logits_TE, top_k, True, block_m)

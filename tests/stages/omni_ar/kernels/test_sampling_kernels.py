@@ -63,12 +63,12 @@ def test_a_narrow_row_equals_the_sampler(device: str):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_wide_row_equals_the_sampler(device: str, little_room: None):
+def test_a_wide_row_equals_the_sampler(device: str, small_capacity: None):
     assert -1 in check_rows(100, ROWS, device, steps=1)
 
 
 @pytest.mark.parametrize("scale", [0.01, 30.0])
-def test_a_wide_row_is_searched_whole_where_it_must(scale: float, little_room: None):
+def test_a_wide_row_is_searched_whole_where_it_must(scale: float, small_capacity: None):
     """A flat one has no small nucleus, and k may exceed the number of gathered ids."""
     rows: list[dict[str, Any]] = [
         {"temperature": 1.0, "seed": 4, "top_p": 0.7},
@@ -93,7 +93,7 @@ ODD = [
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocab", few(1, [20, 100], SLOW))
-def test_logits_that_are_no_numbers(device: str, vocab: int, little_room: None):
+def test_logits_that_are_no_numbers(device: str, vocab: int, small_capacity: None):
     state = state_of(vocab, ROWS[:7])
     there, rows_R = moved(state, device), torch.arange(7)
     for odd, never in ODD:
@@ -110,7 +110,7 @@ def test_logits_that_are_no_numbers(device: str, vocab: int, little_room: None):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocab", [20, 100])
-def test_a_row_of_nans_has_no_token_and_does_not_reach_others(device: str, vocab: int, little_room: None):
+def test_a_row_of_nans_has_no_token_and_does_not_reach_others(device: str, vocab: int, small_capacity: None):
     state = state_of(vocab, ROWS[:7])
     there, rows_R = moved(state, device), torch.arange(7)
     logits_RV = torch.randn(7, vocab, generator=torch.Generator().manual_seed(1))
@@ -140,7 +140,7 @@ def test_small_vocabularies_are_sampled_alike(vocab: int):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_first_of_equal_logits_is_the_likeliest(device: str, little_room: None):
+def test_the_first_of_equal_logits_is_the_likeliest(device: str, small_capacity: None):
     for vocab, first in ((20, 3), (100, 33)):
         logits_RV = torch.zeros(1, vocab, device=device)
         logits_RV[0, first:] = 7.0

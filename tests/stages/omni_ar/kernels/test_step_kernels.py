@@ -26,7 +26,7 @@ ROWS, VOCAB, BLOCK_SIZE, MAX_LENGTH = 9, 37, 4, 24
 BLOCKS = 1 + ROWS * MAX_LENGTH // BLOCK_SIZE
 STOPS = (3, 7)
 LENGTHS = (0, 1, 3, 4, 5, 8, 22, 23, 24)
-"""The last has no room for another token."""
+"""A row of the last length is full."""
 
 ASKED: list[dict[str, Any]] = [
     {},
@@ -214,7 +214,7 @@ def test_frames_have_the_inputs_of_the_reference(device: str, batch: tuple[int, 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_last_frame_of_a_row_has_a_slot_and_later_frames_have_none(device: str):
     bench = Bench(True, device)
-    rows_R, rows_there = bench.rows(0)  # which has room for one more token
+    rows_R, rows_there = bench.rows(0)  # of which one token is left
     pages = torch.zeros(BLOCKS, BLOCK_SIZE, 3, dtype=torch.int64)
     pages_there, next_RD = pages.to(bench.device), torch.zeros(1, bench.state.next_codes.shape[1])
     for step, status in enumerate((RowStatus.FULL, None)):

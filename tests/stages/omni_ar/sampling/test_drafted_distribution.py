@@ -148,7 +148,7 @@ class Setting:
         model = SmallText(vocab=VOCAB)
         state = allocate_rows(CpuDevice(), model, Limits.of("text", options, model.shape), torch.float32)
         sampling = state_of(VOCAB, [{**PARAMETERS[self.asked], "seed": 0}] * ROWS, PROMPT, OUTPUTS)
-        # Room for more words and biases is not used here, and takes most of the time.
+        # Columns for more words and biases are not used here, and take most of the time.
         few_words, few_ids = sampling.bad_words[:, :4], (sampling.bias_ids[:, :4], sampling.biases[:, :4])
         sampling = dataclasses.replace(sampling, bad_words=few_words, bias_ids=few_ids[0], biases=few_ids[1])
         state.columns.limit.fill_(50)

@@ -251,7 +251,7 @@ def overflow(pair: Pair) -> Pair:
 def test_sums_beyond_float16_are_clamped_as_in_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"encoder_layers": 1}
     assert overflow(Pair.of("audio_3", FP16, None, sizes)).equal()
-    monkeypatch.setattr(clip_layer, "_HEADROOM", 0)
+    monkeypatch.setattr(clip_layer, "_CLAMP_MARGIN", 0)
     assert not overflow(Pair.of("audio_3", FP16, None, sizes)).equal()
 
 

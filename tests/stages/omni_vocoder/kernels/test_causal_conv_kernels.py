@@ -44,8 +44,8 @@ class Case:
         self.snake = Snake(2 * drawn(outputs), drawn(outputs))
 
     def outputs(self) -> tuple[Tensor, Tensor]:
-        room = torch.full((2, self.rows, self.positions + 2, self.bias.shape[0]), float("nan")).to(self.x)
-        summed, activated = room[:, :, 1:-1].unbind()
+        memory = torch.full((2, self.rows, self.positions + 2, self.bias.shape[0]), float("nan")).to(self.x)
+        summed, activated = memory[:, :, 1:-1].unbind()
         return summed, activated
 
     def exact(self, residual: bool) -> tuple[Tensor, Tensor]:
@@ -149,9 +149,9 @@ def test_each_output_is_written_where_it_is_asked_for() -> None:
 
 def test_memory_around_the_outputs_is_not_written() -> None:
     case = Case((2, 17, 3, 5, 1, 2, 1), torch.float32)
-    room = torch.full((2, 19, 5), 7.0).to(case.x)
-    causal_conv_here(case, False, room[:, 1:-1], None)
-    assert (room[:, [0, -1]] == 7).all()
+    memory = torch.full((2, 19, 5), 7.0).to(case.x)
+    causal_conv_here(case, False, memory[:, 1:-1], None)
+    assert (memory[:, [0, -1]] == 7).all()
 
 
 def test_rows_do_not_depend_on_each_other() -> None:

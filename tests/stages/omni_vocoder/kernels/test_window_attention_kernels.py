@@ -196,19 +196,19 @@ def test_nan_in_a_row_stays_there() -> None:
 def test_every_output_is_written_and_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((18, 7, 2, 2, 3), (0, 4))
     size = 2 * 18 * 24
-    room = torch.full((size + 50,), 7.0).to(case.query)
-    room[:size] = float("nan")
+    memory = torch.full((size + 50,), 7.0).to(case.query)
+    memory[:size] = float("nan")
     new_empty = Tensor.new_empty
 
-    def in_room(like: Tensor, *sizes: int, **given: Any) -> Tensor:
-        return room[:size].view(sizes) if sizes == (2, 18, 24) else new_empty(like, *sizes, **given)
+    def in_memory(like: Tensor, *sizes: int, **given: Any) -> Tensor:
+        return memory[:size].view(sizes) if sizes == (2, 18, 24) else new_empty(like, *sizes, **given)
 
-    monkeypatch.setattr(Tensor, "new_empty", in_room)
+    monkeypatch.setattr(Tensor, "new_empty", in_memory)
     found = case.attended(SMALL)
     monkeypatch.undo()
-    assert found.mixed_BTX.data_ptr() == room.data_ptr()
+    assert found.mixed_BTX.data_ptr() == memory.data_ptr()
     case.check(found)
-    assert (room[size:] == 7).all()
+    assert (memory[size:] == 7).all()
 
 
 @pytest.mark.parametrize("shape", [(5, 9, 2, 2, 3), (12, 5, 2, 1, 4), (3, 0, 1, 2, 2)], ids=str)

@@ -7,28 +7,28 @@ LAG = MAX_IN_FLIGHT
 WINDOW = LAG
 """Number of consecutive steps that a report counts for."""
 PROBE = 256
-"""Steps without room after which a cheap drafter that runs only with room is tried again; twice as many after each time."""
+"""Number of steps that verify no drafts after which a cheap drafter with weights is tried again; twice as many after each time."""
 
 
-class DraftReports:
+class GainHistory:
     """The report of a step counts for `WINDOW` steps, of which the first is the step `LAG` later, even if the host has read it
     earlier. So the number of steps in flight changes no draft of a request alone.
 
     The gain of a step is the mean of the reports that count for it: a few steps in which the drafter finds nothing, or drafts
-    that are wrong by chance, do not take the room of the next ones."""
+    that are wrong by chance, do not end the verification of the next ones."""
 
     def __init__(self) -> None:
         self._start = 0
         self._reports: list[int] = []
         """Reports of the newest steps that the host has read, from the first report on."""
-        self._without_room = self._probe = self._tries = 0
+        self._without_drafts = self._probe = self._tries = 0
 
     def restart(self, gain: int, *, probe: int = 0) -> None:
-        """Before the first step. gain: of steps without a report. probe: number of steps without room after which `WINDOW` reports
-        have at least that gain; 0 if none ever do."""
+        """Before the first step. gain: of steps without a report. probe: number of steps that verify no drafts after which `WINDOW`
+        reports have at least that gain; 0 if none ever do."""
         self._start, self._probe = gain, probe
         self._reports.clear()
-        self._without_room = self._tries = 0
+        self._without_drafts = self._tries = 0
 
     def read(self) -> None:
         """Adds a step that the host has read. Without a report of its own, the last report remains valid."""
@@ -36,11 +36,11 @@ class DraftReports:
             self._reports.append(self._reports[-1])
             del self._reports[: -(LAG + WINDOW - 1)]
 
-    def report(self, gain: int, *, room: bool) -> None:
-        """By the step that was read last. room: whether it had room for drafts."""
-        self._without_room = 0 if room else self._without_room + 1
-        if self._probe and self._without_room == self._probe:
-            self._without_room, self._probe, self._tries = 0, 2 * self._probe, WINDOW
+    def report(self, gain: int, *, verifies: bool) -> None:
+        """By the step that was read last. verifies: whether it verified drafts."""
+        self._without_drafts = 0 if verifies else self._without_drafts + 1
+        if self._probe and self._without_drafts == self._probe:
+            self._without_drafts, self._probe, self._tries = 0, 2 * self._probe, WINDOW
         if self._tries:
             self._tries, gain = self._tries - 1, max(gain, self._start)
         self._reports[-1:] = [gain]  # the first has no place yet

@@ -24,7 +24,7 @@ from omni.process.remote import RemoteEngine
 from omni.process.rendezvous import join_ranks
 from omni.process.select import threads_of
 from omni.process.start_group import LOST_RANK_SECONDS, PlacedEngine, StartGroup, rounds_of, wait_ready
-from omni.process.stop_watch import STOPPED_SECONDS, StopWatch, start_watching
+from omni.process.stop_watch import STOPPED_SECONDS, StoppedEngineWatch, start_watching
 from omni.utils.closing import ClosingSteps
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _STEADY_SECONDS = 60.0
 """An engine that ran this long before its process ended is given all its restarts again."""
 
 
-class PlacedEngines:
+class EngineSupervisor:
     """Keeps the engines of all places. `lock` guards them; no sink is called under it."""
 
     def __init__(self, on_change: Callable[[], None], early: EngineProcess | None = None) -> None:
@@ -100,7 +100,7 @@ class PlacedEngines:
                     raise LostPeerError(", ".join(second.stages), "connecting", "its process has ended")
             for group in self._groups:
                 self._open(group)
-        watches = [StopWatch(partial(self._running, group), STOPPED_SECONDS) for group in self._groups]
+        watches = [StoppedEngineWatch(partial(self._running, group), STOPPED_SECONDS) for group in self._groups]
         self._watching = start_watching(watches, self.closing)
 
     def _running(self, group: StartGroup) -> list[RemoteEngine]:

@@ -60,7 +60,7 @@ EVERYTHING = resolved(
     logprobs=MAX_LOGPROBS,
     prompt_logprobs=MAX_LOGPROBS,
 )
-"""All that a row can be given, and as much of it as there is room for."""
+"""All that a row can be given, at its maximum."""
 
 
 def starting(row: int) -> StartingRow:
@@ -190,4 +190,4 @@ def test_the_largest_step_of_a_stage_with_a_drafter_fits(drafts: int, block_size
     plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(new_blocks))
     upload = upload_of(limits.upload_size)
     pack_step(upload, plan, limits=limits, shape=shape, processors=PROCESSORS, padded_rows=rows, drafter=drafter)
-    assert 0.99 * limits.upload_size < upload.size <= limits.upload_size, "and hardly more room is taken"
+    assert 0.99 * limits.upload_size < upload.size <= limits.upload_size, "and hardly more is allocated"

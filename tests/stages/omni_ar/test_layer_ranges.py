@@ -20,14 +20,14 @@ from omni.checkpoint import Checkpoint
 from omni.device import CpuDevice
 from omni.ipc import Channel
 from omni.parallel import RankLayout, silent_ranks
-from omni.parallel.rendezvous import RankEnds, open_ranks
+from omni.parallel.rendezvous import RankResources, open_ranks
 from omni.stage import StageContext
 from omni_ar import kind
-from omni_ar.division import balanced_layers
 from omni_ar.kernels.norm import Delta
-from omni_ar.kind import build_part
+from omni_ar.kind import build_rank_model
+from omni_ar.layer_ranges import balanced_layers
 from omni_ar.layers.decoder import DecoderLayer, decoder_of
-from omni_ar.layers.parallel import PipelinePart
+from omni_ar.layers.parallel import LayerRange
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
@@ -76,9 +76,9 @@ def context_of(folder: Path, **more: object) -> StageContext:
 
 
 def built_parts(folder: Path) -> list[ArModel]:
-    """Of two ranks, the last layers first."""
+    """Of two ranks, the last layer range first."""
     store = os.memfd_create("test-ranks", os.MFD_CLOEXEC)
-    ends = [RankEnds(store=os.dup(store)) for _ in range(2)]
+    ends = [RankResources(store=os.dup(store)) for _ in range(2)]
     os.close(store)
     ends[0].sockets[1], ends[1].sockets[0] = Channel.pair()
 
@@ -86,7 +86,7 @@ def built_parts(folder: Path) -> list[ArModel]:
         ranks = open_ranks(rank, RankLayout(pipeline=2), torch.device("cpu"), ends[rank])
         try:
             with torch.inference_mode():
-                return build_part(context_of(folder, ranks=ranks))
+                return build_rank_model(context_of(folder, ranks=ranks))
         finally:
             ranks.close()
 
@@ -125,7 +125,7 @@ def test_the_trial_is_freed_before_weights_are_loaded(tmp_path: Path, monkeypatc
     left: list[ArModel | None] = []
     build = kind._build
 
-    def watched(context: StageContext, part: PipelinePart | None) -> ArModel:
+    def watched(context: StageContext, part: LayerRange | None) -> ArModel:
         rank = threading.get_ident()
         if context.load_format != "dummy":
             left.append(trials[rank]())
@@ -159,7 +159,7 @@ def test_layers_are_divided_by_time_on_a_cuda_device(device: str, expected: obje
 def test_a_rank_alone_has_an_even_part(tmp_path: Path) -> None:
     """For shapes and footprints, without a measurement."""
     write_text_model(tmp_path, "deep")
-    part = build_part(context_of(tmp_path, ranks=silent_ranks(0, RankLayout(pipeline=2))))
+    part = build_rank_model(context_of(tmp_path, ranks=silent_ranks(0, RankLayout(pipeline=2))))
     assert decoder_of(part).held == range(3, 5)
 
 

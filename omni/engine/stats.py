@@ -1,4 +1,4 @@
-"""Reports of the workers of an engine's stages: usage, counters and longest prompt."""
+"""Usage, counters and longest prompts of the stages of an engine, as their workers report them."""
 
 import logging
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from omni.stage import StageUsage, StageWorker
 _log = logging.getLogger(__name__)
 
 
-class StageReports:
+class StageStats:
     """Reads a worker's usage, counters and longest prompt, and checks them. Raises StageError for a stage that cannot report them;
     of a closed stage usage and counters are empty."""
 
