@@ -67,5 +67,7 @@ class AsyncOmni(Session):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        """Closes the model. Does not wait where a coroutine that holds the block is closed."""
+        if not self._left_by_collector(kind):
+            await self.close()

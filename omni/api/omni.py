@@ -80,5 +80,7 @@ class Omni(Session):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        """Closes the model. Does not wait where a generator that holds the block is closed."""
+        if not self._left_by_collector(kind):
+            self.close()

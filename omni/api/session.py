@@ -186,6 +186,14 @@ class Session:
         self._client.owner.check("asking for usage")
         return not self._client.handles and self._client.engine.idle
 
+    def _left_by_collector(self, kind: type[BaseException] | None) -> bool:
+        """Called as a `with` block ends. kind: of its exception. Returns whether the garbage collector may have ended it, which
+        closes suspended generators and coroutines at any point of any thread; then the model closes, but nothing waits for it."""
+        if kind is not GeneratorExit:
+            return False
+        self._client.close_soon()
+        return True
+
 
 def _close_soon(client: weakref.ref[Client]) -> None:
     known = client()

@@ -114,24 +114,15 @@ class GenerateCall:
         return requests if self.many else requests[0]
 
     def cancel(self) -> None:
-        """Cancels the unfinished answers, and waits until that is done. A no-op in a forked process."""
-        if self._client.owner.forked or all(handle.finished for handle in self._handles):
-            return
-        self._client.executor.call(self._cancel)
-
-    def cancel_soon(self) -> None:
-        """As `cancel`, without waiting."""
-        if not self._client.owner.forked:
-            self._client.executor.submit(self._cancel)
+        """Cancels the unfinished answers. Does not wait. A no-op in a forked process."""
+        if not self._client.owner.forked and not all(handle.finished for handle in self._handles):
+            self._client.executor.submit(partial(_cancel, self._handles))
 
     def abandon_with(self, stream: object) -> None:
         """Cancels the unfinished answers when `stream` is garbage collected."""
         # Not a method of the call: it would keep the call's outputs, and the frames of their errors may refer to the stream, which
         # would then never be collected.
         weakref.finalize(stream, _abandon, self._client, self._handles).atexit = False
-
-    def _cancel(self) -> None:
-        _cancel(self._handles)
 
 
 def _abandon(client: Client, handles: Sequence[RequestHandle]) -> None:
@@ -169,13 +160,14 @@ class CallOutputs:
         try:
             self._call.submit()
         except BaseException:
-            self._cancel_soon()
+            self._cancel()
             raise
 
-    def _cancel_soon(self) -> None:
-        """Ends the stream, and cancels its requests without waiting."""
+    def _cancel(self) -> None:
+        """Ends the stream, and cancels its requests. Does not wait: the garbage collector, which closes generators, may call this
+        at any point of any thread, even where the thread holds a lock that the cancelling takes."""
         self._end()
-        self._call.cancel_soon()
+        self._call.cancel()
 
     def _end(self) -> None:
         self._closed = True
@@ -203,7 +195,7 @@ class OutputStream(CallOutputs):
             with self._reading:
                 output = self._next()
         except BaseException:
-            self._cancel_soon()
+            self._cancel()
             raise
         if output is None:
             raise StopIteration
@@ -225,9 +217,8 @@ class OutputStream(CallOutputs):
         return None
 
     def close(self) -> None:
-        """Cancels unfinished requests. Idempotent."""
-        self._end()
-        self._call.cancel()
+        """Cancels unfinished requests, without waiting for their end. Idempotent."""
+        self._cancel()
 
     def __enter__(self) -> Self:
         return self
@@ -292,7 +283,7 @@ class AsyncOutputStream(CallOutputs):
             async with self._reading:
                 output = await self._next()
         except BaseException:
-            self._cancel_soon()
+            self._cancel()
             raise
         if output is None:
             raise StopAsyncIteration
@@ -309,10 +300,10 @@ class AsyncOutputStream(CallOutputs):
 
     async def aclose(self) -> None:
         """Cancels unfinished requests. Idempotent."""
-        self._cancel_soon()
+        self._cancel()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        self._cancel_soon()
+        self._cancel()

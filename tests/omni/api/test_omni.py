@@ -215,7 +215,7 @@ def test_a_request_can_be_given_up_while_it_is_prepared(omni: Omni) -> None:
     GATES["slow"].clear()
     stream = omni.generate(["wait slow", "wait slow"], sampling=ENDLESS)
     stream.close()
-    assert omni.idle, "nothing has reached the engine"
+    assert eventually(lambda: omni.idle), "nothing has reached the engine"
     GATES["slow"].set()
     assert omni.generate("next", stream=False).text == "next"
     assert eventually(lambda: omni.idle)
