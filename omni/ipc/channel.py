@@ -76,26 +76,38 @@ class Channel(Generic[SendT, ReceiveT]):
         with self._sending:
             if not block and self._unread():
                 return False
-            body, memory = self._sends.encode(message)
-            owned = [memory] if memory is not None else []
-            try:
-                first = _INLINE
-                if len(body) > _PACKET_BYTES:
-                    descriptor, mapping = create_memory(len(body), "omni-body")
-                    mapping[:] = body
-                    owned.insert(0, descriptor)
-                    body, first = b"", _SHARED
-                passed = owned if extra is None else [*owned, extra]
-                # One byte for each purpose: the number of descriptors does not show their purposes.
-                flags = bytes([memory is not None, extra is not None])
-                socket.send_fds(self._socket, [first, flags, body], passed)
-            except OSError as error:
-                if error.errno in _CLOSED:
-                    raise ChannelClosed(str(error)) from error
-                raise
-            finally:
-                for descriptor in owned:
-                    os.close(descriptor)
+            return self._send(message, extra)
+
+    def offer(self, message: SendT, extra: int | None = None) -> bool:
+        """Sends a message as `send` does, unless the socket's buffer has no place for it. Returns whether it was sent."""
+        with self._sending:
+            return self._send(message, extra, socket.MSG_DONTWAIT)
+
+    def _send(self, message: SendT, extra: int | None, flags: int = 0) -> bool:
+        body, memory = self._sends.encode(message)
+        owned = [memory] if memory is not None else []
+        try:
+            first = _INLINE
+            if len(body) > _PACKET_BYTES:
+                descriptor, mapping = create_memory(len(body), "omni-body")
+                mapping[:] = body
+                owned.insert(0, descriptor)
+                body, first = b"", _SHARED
+            passed = array.array("i", owned if extra is None else [*owned, extra])
+            # One byte for each purpose: the number of descriptors does not show their purposes.
+            purposes = bytes([memory is not None, extra is not None])
+            # Not `socket.send_fds`: Python 3.11's does not pass its flags on.
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
+            self._socket.sendmsg([first, purposes, body], ancillary, flags)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in _CLOSED:
+                raise ChannelClosed(str(error)) from error
+            raise
+        finally:
+            for descriptor in owned:
+                os.close(descriptor)
         return True
 
     def receive(self, *, block: bool = True) -> tuple[ReceiveT, int | None] | None:

@@ -2,9 +2,9 @@
 
 import threading
 
-from omni.engine import Sink
+from omni.engine import RequestFailed, Sink
 from omni.engine.request import SafeSink
-from omni.errors import StageError, fresh
+from omni.errors import OmniError, StageError, fresh
 
 
 class OpenRequests:
@@ -40,6 +40,12 @@ class OpenRequests:
     def pop(self, request_id: str) -> SafeSink | None:
         with self._lock:
             return self._sinks.pop(request_id, None)
+
+    def fail(self, request_id: str, error: OmniError) -> None:
+        """Ends a request, unless it has ended."""
+        sink = self.pop(request_id)
+        if sink is not None:
+            sink.finish(RequestFailed(error))
 
     def refuse(self, error: StageError) -> list[SafeSink]:
         """Refuses later requests. Returns the sinks of those that are open, and removes them."""

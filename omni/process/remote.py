@@ -38,6 +38,7 @@ from omni.process.messages import (
 )
 from omni.process.open_requests import OpenRequests
 from omni.process.queries import CheckedParameters, EngineQueries
+from omni.process.send_queue import SendQueue
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 from omni.timeline.trace import Trace
@@ -47,6 +48,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_SECONDS = 90.0
 """Seconds from `Close` until a process that has not closed is killed: its device may hang, or all of it. Longer than a step may
 wait for the ranks of other engines."""
+_SENDING = "sending a request to its process"
 
 
 class RemoteEngine:
@@ -64,6 +66,7 @@ class RemoteEngine:
         self._process = process or EngineProcess()
         self._receives: Codec[FromEngine] = Codec(FromEngine)
         self._channel: Channel[ToEngine, FromEngine] = Channel(self._process.socket, Codec(ToEngine), self._receives)
+        self._send_queue = SendQueue(self._channel, self._fail_unsent)
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
         self.start_report = StartReport()
@@ -174,12 +177,12 @@ class RemoteEngine:
         if failure is not None:
             return failure
         try:
-            self._channel.send(Submit.of(request))
+            self._send_queue.send(Submit.of(request))
         except ChannelClosed:
             pass  # the listener fails every request
         except Exception as error:
             if self._open_requests.pop(request.id) is not None:
-                return as_omni_error("engine", "sending a request to its process", error)
+                return as_omni_error("engine", _SENDING, error)
         return None
 
     def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
@@ -264,7 +267,16 @@ class RemoteEngine:
     def _send(self, message: ToEngine, extra: int | None = None) -> None:
         """Sends a message. If the process is gone, the listener reports it."""
         with suppress(ChannelClosed):
-            self._channel.send(message, extra)
+            self._send_queue.send(message, extra)
+
+    def _fail_unsent(self, message: ToEngine, error: Exception) -> None:
+        match message:
+            case Submit(id=request_id):
+                self._open_requests.fail(request_id, as_omni_error("engine", _SENDING, error))
+            case Check(number) | Connect(number) | GetState(number):
+                self._queries.answer(Answer(number, error=ErrorData.of(error)))
+            case _:
+                _log.error("a message to the engine is lost: %s", error_text(error))
 
     def _state(self) -> EngineState:
         answer = self._ask(GetState)
@@ -314,11 +326,9 @@ class RemoteEngine:
         match lost.raw:
             case ["Turn", [*outputs], *_]:
                 for output in outputs:
-                    sink = self._open_requests.pop(str(output[1]))
-                    if sink is not None:
-                        failure = StageError("engine", "taking its outputs", str(lost))
-                        self.abort(str(output[1]), failure)
-                        sink.finish(RequestFailed(failure))
+                    failure = StageError("engine", "taking its outputs", str(lost))
+                    self.abort(str(output[1]), failure)
+                    self._open_requests.fail(str(output[1]), failure)
             case _:
                 raise lost
 
@@ -349,10 +359,8 @@ class RemoteEngine:
         if isinstance(item, FinishedOut):
             sink = self._open_requests.pop(request_id)
             if sink is not None:
-                failed = (
-                    RequestFailed(item.error.rebuild_known("running a request")) if item.error is not None else None
-                )
-                sink.finish(failed or RequestFinished())
+                error = item.error.rebuild_known("running a request") if item.error is not None else None
+                sink.finish(RequestFailed(error) if error is not None else RequestFinished())
             return
         sink = self._open_requests.get(request_id)
         if sink is None:
@@ -360,9 +368,8 @@ class RemoteEngine:
         try:
             sink.give(output_of(item))
         except OmniError as error:
-            self._open_requests.pop(request_id)
             self.abort(request_id, error)
-            sink.finish(RequestFailed(error))
+            self._open_requests.fail(request_id, error)
 
     def _death(self, doing: str) -> LostPeerError:
         """The error after the process ended without a last message."""

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from omni import Omni
+from omni import Omni, SamplingParams
 from omni.errors import LostPeerError
 from omni.process import stop_watch, supervisor
-from tests.omni.process.engines import SINGER, WRITER, alive, opened_apart, pids_of
+from omni.process.child import EngineProcess
+from tests.omni.process.engines import SINGER, WRITER, alive, group_of, opened_apart, pids_of
 from tests.support.echo_family import eventually
 from tests.support.echo_omni import ENDLESS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [
     pytest.mark.thorough,
@@ -38,6 +40,22 @@ def test_a_request_that_comes_later_is_answered_by_a_new_one(omni: Omni):
     assert omni.generate("hello", stream=False).text == expected
     after = pids_of(omni)
     assert [place for place in before if after[place] != before[place]] == [WRITER]
+
+
+def test_requests_beyond_the_buffer_of_its_socket_end_too(omni: Omni, monkeypatch: pytest.MonkeyPatch):
+    prompts = [f"{number:03}" + "x" * 2_000 for number in range(200)]
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    three = SamplingParams(max_tokens=3)
+    assert omni.generate("hello", sampling=three, stream=False).text == "hel", "the engine has checked the parameters"
+    with monkeypatch.context() as unnoticed:
+        unnoticed.setattr(EngineProcess, "stopped", False)
+        os.kill(pids_of(omni)[WRITER], signal.SIGSTOP)
+        stream = omni.generate(chats, sampling=three)
+        assert eventually(lambda: len(group_of(omni)._tracked) == len(chats), PATIENCE_SECONDS / 10)
+    texts = [""] * len(chats)
+    for output in stream:
+        texts[output.index] += output.text
+    assert texts == [prompt[:3] for prompt in prompts]
 
 
 def test_a_request_with_output_fails(omni: Omni):
