@@ -62,7 +62,7 @@ def test_a_stream_ends_where_the_collecting_thread_sends_to_the_engine(model: Pa
 with opened(model, **{"engine.process": "process", "engine.max_unread_bytes": 2**40}) as omni:
     texts = read(omni)
     next(texts)
-    collect_in(omni._client.engine._placed.by_place["cpu"].engine._channel._sends, "encode")
+    collect_in(omni._client.engine._supervisor.by_place["cpu"].engine._channel._sends, "encode")
     dropped(texts)
     del texts
     print(omni.generate("hello", stream=False).text)
