@@ -283,7 +283,7 @@ class EngineServer:
         assert self._rules is not None, "the front end has text rules only with a vocabulary"
         try:
             return {name: self._rules.build(each) for name, each in rules.items()}
-        except Exception as error:
+        except BaseException as error:  # a panic of the compiler too: later requests need the thread
             return as_omni_error("engine", "building the rules of a request", error)
 
     def _compile(self) -> None:
