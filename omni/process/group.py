@@ -254,6 +254,7 @@ class EngineGroup:
 
     def _take(self, tracked: TrackedRequest, attempt: int, place: str, output: EngineOutput) -> None:
         """An output of a part, on the listener of its engine."""
+        lost: LostPeerError | None = None
         with tracked.lock:
             if tracked.finished or attempt != tracked.attempt:
                 return
@@ -276,15 +277,20 @@ class EngineGroup:
                 case RequestFinished():
                     tracked.parts.discard(place)
                     if tracked.lost is not None:
-                        self._lose(tracked, place, tracked.lost)
+                        lost = tracked.lost
+                        self._lose(tracked, place, lost)
                     elif not tracked.parts:
                         self._finish(tracked, output)
-                case RequestFailed(LostPeerError() as error):
+                case RequestFailed(LostPeerError() as lost):
                     tracked.parts.discard(place)
-                    self._lose(tracked, place, error)
+                    self._lose(tracked, place, lost)
                 case RequestFailed():
                     tracked.parts.discard(place)
                     self._finish(tracked, output)
+            again = tracked.attempt > attempt
+        if again:
+            # Without the lock: a log handler may ask the engines, whose listeners take it.
+            _log.warning("request %s starts again: %s", tracked.request.id, lost)
 
     def _lose(self, tracked: TrackedRequest, place: str, error: LostPeerError) -> None:
         """Starts a request again that lost an engine, if none of its output was given to the user. place: of the reporting engine.
@@ -299,7 +305,6 @@ class EngineGroup:
             return
         self._end_parts(tracked, error)
         tracked.attempt += 1
-        _log.warning("request %s starts again: %s", tracked.request.id, error)
         self._place(tracked)
 
     @property

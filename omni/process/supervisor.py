@@ -267,10 +267,12 @@ class EngineSupervisor:
                 for placed in group.engines:
                     problem = f"{(placed.lost or lost).problem}; {times}load the model again"
                     placed.failure = StageError((placed.lost or lost).stage, lost.doing, problem)
-                _log.error("%s: %s", group.name, group.engines[0].failure)
             group.restarting = False
             self._restarting.remove(threading.current_thread())
-            return None
+        if group.engines[0].failure is not None:
+            # Without the lock: a log handler may ask the engines, whose listeners take it.
+            _log.error("%s: %s", group.name, group.engines[0].failure)
+        return None
 
     def _replace(self, group: StartGroup) -> None:
         if len(group.engines) > 1:

@@ -1,0 +1,78 @@
+"""Log handlers may ask a model: no lock is held that its listeners take."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from omni import Omni, StageError
+from omni.process.group import EngineGroup
+from tests.omni.process.engines import WRITER, group_of, opened_apart, pids_of
+from tests.support.echo_family import eventually
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+]
+
+
+class LockFinder(logging.Handler):
+    """held: the messages that came while a thread held a lock of the group or of a request."""
+
+    def __init__(self, group: EngineGroup) -> None:
+        super().__init__()
+        self._group = group
+        self.messages: list[str] = []
+        self.held: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        locks = [self._group._placed.lock, *(tracked.lock for tracked in self._group._tracked.values())]
+        # The locks are reentrant, so another thread tries them.
+        trial = threading.Thread(target=self._try, args=(locks, record))
+        trial.start()
+        trial.join()
+
+    def _try(self, locks: list[threading.RLock], record: logging.LogRecord) -> None:
+        for lock in locks:
+            if lock.acquire(blocking=False):
+                lock.release()
+            else:
+                self.held.append(record.getMessage())
+
+
+@contextmanager
+def finding(omni: Omni) -> Iterator[LockFinder]:
+    finder, logger = LockFinder(group_of(omni)), logging.getLogger("omni.process")
+    logger.addHandler(finder)
+    try:
+        yield finder
+    finally:
+        logger.removeHandler(finder)
+
+
+def test_a_request_that_starts_again_is_logged_without_a_lock(model: Path):
+    with opened_apart(model) as omni, finding(omni) as finder:
+        pid = pids_of(omni)[WRITER]
+        os.kill(pid, signal.SIGSTOP)
+        stream = omni.generate("hello", modalities=("text",))
+        assert eventually(lambda: bool(group_of(omni)._tracked))
+        os.kill(pid, signal.SIGKILL)
+        assert "".join(output.text for output in stream) == "hello"
+        assert any("starts again" in message for message in finder.messages)
+        assert finder.held == []
+
+
+def test_an_engine_that_is_given_up_is_logged_without_a_lock(model: Path):
+    with opened_apart(model, {"engine.restarts": 0}) as omni, finding(omni) as finder:
+        os.kill(pids_of(omni)[WRITER], signal.SIGKILL)
+        assert eventually(lambda: any("load the model again" in message for message in finder.messages))
+        with pytest.raises(StageError, match="load the model again"):
+            omni.generate("hello", stream=False)
+        assert finder.held == []
