@@ -36,7 +36,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 class ActivityFeed:
     """Readings that all watchers share: a second watcher adds no load to the engine, and without watchers there are no readings. It
-    reads in another thread than the event loop's. An engine in a process of its own answers between two steps.
+    reads in another thread than the event loop's, one reading at a time, also while watchers come and go: an engine in a process of
+    its own answers between two steps, and one that hangs would take all threads.
 
     For the event loop's thread. `end` ends the watchers, which otherwise run forever.
     """
@@ -67,9 +68,6 @@ class ActivityFeed:
                 yield activity
         finally:
             self._watchers.discard(queue)
-            if not self._watchers and self._task is not None:
-                self._task.cancel()
-                self._task = None
 
     def end(self) -> None:
         """Ends every watcher, and later ones at once."""
@@ -78,12 +76,14 @@ class ActivityFeed:
 
     async def _run(self) -> None:
         try:
-            while True:
+            while self._watchers:
                 self._give(await asyncio.to_thread(self._read))
                 await asyncio.sleep(PERIOD_SECONDS)
         except Exception:
             _log.exception("the activity of the stages cannot be read")
             self._give(None)
+        finally:
+            self._task = None
 
     def _give(self, activity: Activity | None) -> None:
         """None ends the watchers."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +79,12 @@ class Counted:
         self.tokens = 0
         self.reads = 0
         self.error: Exception | None = None
+        self.answers = threading.Event()
+        self.answers.set()
 
     def usage(self) -> Mapping[str, Mapping[str, int]]:
         self.reads += 1
+        self.answers.wait()
         if self.error is not None:
             raise self.error
         return {"talker": {"requests": 1}}
@@ -129,6 +134,28 @@ def test_watchers_share_readings_and_a_slow_one_gets_the_newest() -> None:
     latest, late = asyncio.run(main())
     assert omni.reads <= 7
     assert late.at == latest.at
+
+
+def test_an_engine_that_hangs_takes_one_thread_as_watchers_come_and_go() -> None:
+    omni, activity = feed()
+    omni.answers.clear()
+
+    async def main() -> Activity:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        try:
+            for _ in range(3):
+                watching = asyncio.ensure_future(anext(activity.watch()))
+                for _ in range(10):  # steps of the event loop until a thread reads
+                    await asyncio.sleep(0)
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await asyncio.to_thread(int)
+                watching.cancel()
+                await asyncio.wait([watching])
+        finally:
+            omni.answers.set()
+        return await anext(activity.watch())
+
+    assert asyncio.run(main()).stages.keys() == {"talker"}
 
 
 def test_a_stage_whose_usage_fails_is_reported_and_readings_go_on() -> None:
