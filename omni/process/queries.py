@@ -18,7 +18,8 @@ class EngineQueries:
     `close` by the one that takes the messages."""
 
     def __init__(self, send: Callable[[Check | GetState | Connect, int | None], object]) -> None:
-        """send: a query and a descriptor for its process. Raises nothing."""
+        """send: a query and a descriptor for its process. Raises TypeError for values that cannot be sent; the end of the process
+        is no error."""
         self._send = send
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -41,7 +42,7 @@ class EngineQueries:
     def post(
         self, query: Callable[[int], Check | GetState | Connect], extra: int | None = None
     ) -> "tuple[int, Future[Answer | None]]":
-        """Sends the message that `query` makes of the query's number. Returns the number and the future answer."""
+        """Sends the message that `query` makes of the query's number. Returns that and the future answer. Raises as `send`."""
         answer: Future[Answer | None] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -49,7 +50,11 @@ class EngineQueries:
                 answer.set_result(None)
                 return number, answer
             self._answers[number] = answer
-        self._send(query(number), extra)
+        try:
+            self._send(query(number), extra)
+        except BaseException:
+            self._answers.pop(number, None)
+            raise
         return number, answer
 
     def answer(self, answer: Answer) -> None:

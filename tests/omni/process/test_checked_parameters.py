@@ -1,8 +1,9 @@
-"""Sampling parameters that an engine's process has accepted are not sent to it again."""
+"""Sampling parameters that an engine's process has accepted are not sent to it again; others may not be sendable."""
 
 import pytest
 
-from omni.process.queries import CheckedParameters
+from omni.process.messages import GetState
+from omni.process.queries import CheckedParameters, EngineQueries
 from omni.sampling import SamplingParams
 
 
@@ -33,3 +34,15 @@ def test_arguments_of_plugins_are_asked_about_every_time():
     checked = CheckedParameters()
     checked.add(sampling)
     assert sampling not in checked
+
+
+def test_an_engine_does_not_count_as_asked_by_a_query_that_cannot_be_sent():
+    """A stopped engine that is asked nothing is left alone."""
+
+    def refuse(query: object, extra: int | None) -> None:
+        raise TypeError("an object cannot be sent")
+
+    queries = EngineQueries(refuse)
+    with pytest.raises(TypeError, match="cannot be sent"):
+        queries.ask(GetState)
+    assert not queries.open
