@@ -33,7 +33,7 @@ class LockFinder(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
-        locks = [self._group._placed.lock, *(tracked.lock for tracked in self._group._tracked.values())]
+        locks = [self._group._supervisor.lock, *(tracked.lock for tracked in self._group._tracked.values())]
         # The locks are reentrant, so another thread tries them.
         trial = threading.Thread(target=self._try, args=(locks, record))
         trial.start()

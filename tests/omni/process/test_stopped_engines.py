@@ -14,7 +14,7 @@ from omni.process import stop_watch, supervisor
 from omni.process.child import EngineProcess
 from tests.omni.process.engines import SINGER, WRITER, alive, group_of, opened_apart, pids_of
 from tests.support.echo_family import eventually
-from tests.support.echo_omni import ENDLESS
+from tests.support.echo_omni import ENDLESS, run_program
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [
@@ -66,3 +66,26 @@ def test_a_request_with_output_fails(omni: Omni):
     with pytest.raises(LostPeerError, match=rf"^stage 'singer'.*{pid} was ended since it was stopped for 0.2 s"):
         list(stream)
     assert omni.generate("hello", stream=False).text
+
+
+def test_no_caller_waits_for_one_whose_connection_is_full(model: Path):
+    """As clients of a server come and go. The event loop of the server asks for the failure of the engine."""
+    done = run_program(f"""
+import signal
+from tests.support.echo_family import eventually
+from tests.support.echo_omni import opened
+with opened({str(model)!r}, **{{"engine.process": "process"}}) as omni:
+    group = omni._client.engine
+    pid, = group.pids.values()
+    os.kill(pid, signal.SIGSTOP)
+    for number in range(500):
+        stream = omni.generate("abc")
+        assert eventually(lambda: len(group._tracked) == number + 1)
+        stream.close()
+        assert eventually(lambda: not omni._client.handles)
+    print(group.failure)
+    os.kill(pid, signal.SIGCONT)
+    print(omni.generate("hello", stream=False).text, list(group.pids.values()) == [pid])
+    assert eventually(lambda: omni.idle)
+""")
+    assert (done.stdout, done.stderr) == ("None\nhello True\n", "")
