@@ -81,7 +81,6 @@ collect_in(omni._client.engine, "tick")
 dropped(answers)
 del answers
 try:
-    omni.generate("d", stream=False)
     list(stream)
 except Exception as error:
     print(error)
