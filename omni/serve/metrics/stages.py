@@ -48,9 +48,9 @@ class StageCollector(Collector):
             self._reading = asyncio.create_task(asyncio.to_thread(self._read))
         reading = self._reading
         await asyncio.wait({reading}, timeout=_PATIENCE_SECONDS)
-        self._numbers = reading.result() if reading.done() else None
         if reading.done() and self._reading is reading:
-            self._reading = None
+            self._reading = None  # before its error, which the next scrape would raise again
+        self._numbers = reading.result() if reading.done() else None
         self._unread += self._numbers is None
 
     def collect(self) -> Iterator[Metric]:

@@ -215,6 +215,18 @@ def test_an_engine_that_is_gone_is_not_up(echo_folder: Path) -> None:
         assert found["omni_requests_failed_total", ("chat", "engine_failed")] == 1
 
 
+def test_an_error_of_a_reading_is_that_of_one_scrape(fresh: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = fresh.omni.counters
+
+    def failing() -> Mapping[str, Mapping[str, int]]:
+        monkeypatch.setattr(fresh.omni, "counters", counters)
+        raise RuntimeError("of a plugin")
+
+    monkeypatch.setattr(fresh.omni, "counters", failing)
+    assert fresh.get("/metrics").status_code == 500
+    assert read(fresh)["omni_engine_up", ()] == 1
+
+
 def test_an_engine_without_an_answer_delays_nothing(fresh: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     release, asked = threading.Event(), []
 
