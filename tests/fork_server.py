@@ -61,8 +61,8 @@ class ForkServer:
         if (
             subprocess.Popen is not _REAL  # a test replaces it
             or [sys.executable, *command[:3]] != [self._executable, *plain]
-            or options.keys() != {"pass_fds", "stdin"}
-            or options["stdin"] != subprocess.DEVNULL
+            or {"cwd": None, **options, "pass_fds": None}
+            != {"pass_fds": None, "stdin": subprocess.DEVNULL, "cwd": None}
             or _environment() != self._environment
         ):
             return subprocess.Popen(command, **options)

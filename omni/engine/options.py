@@ -17,6 +17,10 @@ EngineProcess = Literal["auto", "thread", "process"]
 device on Linux, else a thread."""
 
 
+_TOO_MUCH = 2**63
+"""No option reaches it: messages to an engine's process hold no larger integers."""
+
+
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the engine: devices, memory and admission.
 
@@ -84,8 +88,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         }
         for name, least in limits.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}")
+            if value is not None and not least <= value < _TOO_MUCH:  # NaN is no number to compare
+                raise ValueError(
+                    f"{name} must be at least {least}" + (", and below 2^63" if value >= _TOO_MUCH else "")
+                )
 
 
 def engine_options(layers: Sequence[SettingsLayer]) -> tuple[EngineOptions, tuple[Setting, ...]]:

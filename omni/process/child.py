@@ -47,9 +47,9 @@ class EngineProcess:
     Imports no torch: a model that surely needs a process starts it before torch is imported.
     """
 
-    def __init__(self, model: str | None = None, family: str | None = None) -> None:
+    def __init__(self, model: str | None = None, family: str | None = None, folder: str | None = None) -> None:
         """model: a folder whose stages' code the process imports at once; None to import it when the model is loaded. family: as in
-        `PipelineChoice`. Raises OSError if it cannot be started."""
+        `PipelineChoice`. folder: its working folder; None for that of this process. Raises OSError if it cannot be started."""
         self.socket, end = packet_pair()
         # The process exits when its channel ends. Ctrl-C may drop this object at any point before it is closed.
         weakref.finalize(self, self.socket.close).atexit = False
@@ -59,7 +59,7 @@ class EngineProcess:
         command = [sys.executable, "-P", "-c", _BOOT, str(end.fileno()), str(os.getpid()), json.dumps(paths)]
         if model is not None:
             command += [model, *([family] if family is not None else [])]
-        arguments = (command, end, weakref.ref(self.socket), self._started)
+        arguments = (command, _start_folder(folder), end, weakref.ref(self.socket), self._started)
         self._thread = threading.Thread(target=_run, args=arguments, name="omni-engine-process", daemon=True)
         self._thread.start()
         self._process = self._started.result()
@@ -94,8 +94,26 @@ class EngineProcess:
         return status
 
 
+def working_folder() -> str | None:
+    """That of this process; None if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def _start_folder(folder: str | None) -> str | None:
+    """`cwd` of `Popen`, for a working folder. If that was removed, the process has the one of this process, and without that the
+    root: libraries that it loads need one."""
+    present = working_folder()
+    if folder is not None and folder != present and os.path.isdir(folder):
+        return folder
+    return None if present is not None else "/"
+
+
 def _run(
     command: list[str],
+    folder: str | None,
     end: socket.socket,
     other: "weakref.ref[socket.socket]",
     started: "Future[subprocess.Popen[bytes]]",
@@ -104,7 +122,7 @@ def _run(
         try:
             # Until the process ignores them itself. It inherits this thread's mask.
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-            process = subprocess.Popen(command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, cwd=folder)
         except BaseException as error:
             started.set_exception(error)
             return

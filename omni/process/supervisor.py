@@ -18,7 +18,7 @@ from omni.frontend.vocabulary import Vocabulary
 from omni.ipc import Channel
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
-from omni.process.child import EngineProcess
+from omni.process.child import EngineProcess, working_folder
 from omni.process.messages import Start, TextVocabulary
 from omni.process.remote import RemoteEngine
 from omni.process.rendezvous import join_ranks
@@ -42,6 +42,8 @@ class EngineSupervisor:
         on_change: called when an engine runs again, or is given up. early: the first process.
         """
         self._early: RemoteEngine | None = RemoteEngine(early)
+        # Paths of settings may be relative to it, and the program may change it.
+        self._folder = working_folder()
         self._on_change = on_change
         self._joining = threading.Lock()
         """One engine at a time is connected to the others, so that two that start at once find each other."""
@@ -67,7 +69,7 @@ class EngineSupervisor:
             for place in places:
                 device, own = device_of(place), self._placement.on(place)
                 stages = tuple(stage.name for stage in pipeline.order() if stage.name in own)
-                engine, self._early = self._early or RemoteEngine(), None
+                engine, self._early = self._early or self._new_engine(), None
                 share = DeviceShare(earlier[device], devices[device])
                 self.by_place[place] = PlacedEngine(place, stages, share, engine, group)
                 group.engines.append(self.by_place[place])
@@ -142,6 +144,9 @@ class EngineSupervisor:
         self.stop()
         with suppress(Exception):  # the error of the load has the cause
             self.close()
+
+    def _new_engine(self) -> RemoteEngine:
+        return RemoteEngine(EngineProcess(folder=self._folder))
 
     def _load(self, group: StartGroup, engines: Sequence[RemoteEngine]) -> None:
         """engines: the engines of the group, in its order."""
@@ -241,7 +246,7 @@ class EngineSupervisor:
 
     def _restart(self, group: StartGroup) -> None:
         while (error := self._lost(group)) is not None:
-            delay = self._options.restart_seconds * 2**group.restarts
+            delay = restart_delay(self._options.restart_seconds, group.restarts)
             group.restarts += 1
             _log.warning("%s: %s; it is started again in %.1f s", group.name, error, delay)
             if self.closing.wait(delay):
@@ -277,7 +282,7 @@ class EngineSupervisor:
     def _replace(self, group: StartGroup) -> None:
         if len(group.engines) > 1:
             self._end_last(group)
-        engines = [RemoteEngine() for _ in group.engines]
+        engines = [self._new_engine() for _ in group.engines]
         with self.lock:
             for placed, engine in zip(group.engines, engines, strict=True):
                 same = [each for each in self.by_place.values() if device_of(each.place) == device_of(placed.place)]
@@ -326,3 +331,8 @@ class EngineSupervisor:
         early, self._early = self._early, None
         if early is not None:
             early.kill()
+
+
+def restart_delay(seconds: float, restarts: int) -> float:
+    """The wait before a restart, no longer than a thread can wait."""
+    return min(seconds * 2.0 ** min(restarts, 1000), threading.TIMEOUT_MAX)

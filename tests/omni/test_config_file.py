@@ -147,6 +147,8 @@ def test_arguments_go_over_the_file(model: Path, file: Path) -> None:
         ("[writer.sampling]\ntop_k = true\n", "writer.sampling.top_k: True does not fit"),
         ("[engine]\nmemory = 1\n", "engine.memory: there is no option 'memory'; use one of device, process, dtype"),
         ("[engine]\nmemory_bytes = 0\n", "engine.memory_bytes: memory_bytes must be at least 1"),
+        ("[engine]\nrestart_seconds = nan\n", "engine.restart_seconds: restart_seconds must be at least 0"),
+        ("[engine]\nturn_seconds = inf\n", "engine.turn_seconds: turn_seconds must be at least 0.1, and below 2^63"),
     ],
 )
 def test_the_command_line_names_file_and_path(model: Path, file: Path, content: str, message: str) -> None:

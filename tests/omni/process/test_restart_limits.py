@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from omni import StageError
 from omni.errors import LostPeerError
+from omni.process.placed import restart_delay
 from tests.omni.process.engines import (
     SINGER,
     WRITER,
@@ -98,6 +100,28 @@ def test_a_place_that_cannot_start_again_fails_its_requests(tmp_path: Path):
             omni.generate("abc", stream=False)
         assert omni.generate("abc", stream=False, modalities=("text",)).text == "abc"
     assert children() == before
+
+
+def test_paths_of_settings_are_those_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """After the program has changed its folder, and that one was removed."""
+    folder, other = echo_model(tmp_path), tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(folder.parent)
+    with opened_apart(Path(folder.name)) as omni:
+        monkeypatch.chdir(other)
+        kill(omni, SINGER)
+        assert_answers(omni)
+        other.rmdir()
+        kill(omni, SINGER)
+        assert_answers(omni)
+        monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("seconds", "restarts"), [(0.0, 5000), (1e300, 4)])
+def test_every_wait_is_one_that_a_thread_can_wait(seconds: float, restarts: int):
+    closing = threading.Event()
+    closing.set()
+    assert closing.wait(restart_delay(seconds, restarts))
 
 
 @pytest.mark.parametrize("delay", few(1, (0.3, 0.0, 0.6, 1.2, 2.4), SLOW))
