@@ -33,7 +33,7 @@ from omni.api import load
 from omni.testing import no_retries, planted_faults
 from tests.fork_server import ForkServer
 from tests.process_state import changes, forget_strangers, process_state
-from tests.quick_interpreter import remember_builtins
+from tests.quick_interpreter import quicken
 from tests.support.browser import chromium
 
 # The order of a reduction follows the number of threads.
@@ -80,7 +80,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.freeze()
         atexit.register(gc.unfreeze)
-        remember_builtins()
+        quicken()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -247,7 +247,7 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(drafter: str, asked: 
     """Of a request that is alone: beside others, steps with their prompts have no drafts. Its tokens and counts are those of one
     step at a time. Adaptive drafts that are fabricated are wrong for so long that they cease, and then right."""
     counts = []
-    for in_flight in (1, 2, 4, 8):
+    for in_flight in (1, 3, 8):
         options = {"draft_tokens": 3, "adaptive_drafts": adaptive, **known(drafter)}
         made = PartlyWrongDrafter(30) if adaptive and drafter == "fabricated" else None
         driver = driver_of(drafter, LateDevice(in_flight, check=False), made=made, max_in_flight=in_flight, **options)
@@ -269,7 +269,7 @@ def test_acceptance_of_a_batch_does_not_depend_on_the_steps_in_flight(drafter: s
     """Of requests that start together, and without `adaptive_drafts`: with it the sum over the rows decides, and a row that ended
     is in it until the host knows."""
     counts = []
-    for in_flight in (1, 2, 4, 8):
+    for in_flight in (1, 3, 8):
         options = {"draft_tokens": 3, "adaptive_drafts": False, **known(drafter)}
         driver = driver_of(drafter, LateDevice(in_flight, check=False), max_in_flight=in_flight, **options)
         said = [answers(driver, PROMPTS[:4], **ASKED[asked], max_tokens=60) for _ in range(2)]

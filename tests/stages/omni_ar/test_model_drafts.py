@@ -156,7 +156,7 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(asked: str):
     texts = [answers(plain, [prompt], **ASKED[asked], max_tokens=30) for prompt in PROMPTS[:3]]
     for adaptive in (False, True):
         found.append([])
-        for count in (1, 2, 4, 8):
+        for count in (1, 3, 8):
             given = {"max_in_flight": count, "adaptive_drafts": adaptive}
             driver = drafted(OTHER, LateDevice(count, check=False), 3, **given)
             assert [answers(driver, [prompt], **ASKED[asked], max_tokens=30) for prompt in PROMPTS[:3]] == texts
