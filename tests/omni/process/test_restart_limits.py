@@ -14,7 +14,7 @@ import pytest
 
 from omni import StageError
 from omni.errors import LostPeerError
-from omni.process.placed import restart_delay
+from omni.process.supervisor import restart_delay
 from tests.omni.process.engines import (
     SINGER,
     WRITER,
