@@ -70,20 +70,23 @@ class Channel(Generic[SendT, ReceiveT]):
 
         block: whether to wait for a place in the socket's buffer. Otherwise the message is sent only if the other side has received
         all earlier ones, so that a slow side gets few long messages instead of many short ones. Returns whether it was sent. Raises
-        ChannelClosed, TypeError for values that cannot be sent, and OSError if the system lacks memory or descriptors; then nothing
-        was sent.
+        ChannelClosed, TypeError for values that cannot be sent, BlockingIOError after the time limit of a socket that has one, and
+        OSError if the system lacks memory or descriptors; then nothing was sent.
         """
         with self._sending:
             if not block and self._unread():
                 return False
-            return self._send(message, extra)
+            self._send(message, extra)
+            return True
 
     def offer(self, message: SendT, extra: int | None = None) -> bool:
         """Sends a message as `send` does, unless the socket's buffer has no place for it. Returns whether it was sent."""
-        with self._sending:
-            return self._send(message, extra, socket.MSG_DONTWAIT)
+        with self._sending, suppress(BlockingIOError):
+            self._send(message, extra, socket.MSG_DONTWAIT)
+            return True
+        return False
 
-    def _send(self, message: SendT, extra: int | None, flags: int = 0) -> bool:
+    def _send(self, message: SendT, extra: int | None, flags: int = 0) -> None:
         body, memory = self._sends.encode(message)
         owned = [memory] if memory is not None else []
         try:
@@ -99,8 +102,6 @@ class Channel(Generic[SendT, ReceiveT]):
             # Not `socket.send_fds`: Python 3.11's does not pass its flags on.
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
             self._socket.sendmsg([first, purposes, body], ancillary, flags)
-        except BlockingIOError:
-            return False
         except OSError as error:
             if error.errno in _CLOSED:
                 raise ChannelClosed(str(error)) from error
@@ -108,7 +109,6 @@ class Channel(Generic[SendT, ReceiveT]):
         finally:
             for descriptor in owned:
                 os.close(descriptor)
-        return True
 
     def receive(self, *, block: bool = True) -> tuple[ReceiveT, int | None] | None:
         """The next message and its further descriptor, which becomes the caller's; None before one has arrived.
