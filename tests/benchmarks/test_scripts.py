@@ -25,6 +25,8 @@ from tests.support.painter import paint_plugins
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import SLOW, few
 
+pytestmark = pytest.mark.thorough
+
 
 def test_encoders_measures_both_towers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "encoders.json"

@@ -18,6 +18,8 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_omni import SHAPE
 
+pytestmark = pytest.mark.thorough
+
 HOWTO = REPOSITORY / "docs" / "howto"
 MODEL = "build/tiny-qwen3-omni"
 LONG = 200

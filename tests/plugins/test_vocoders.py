@@ -38,6 +38,8 @@ from omni_vocoder.state import StatePart, StreamState
 from tests.support.devices import no_synchronization
 from tests.support.tiers import SLOW, few
 
+pytestmark = pytest.mark.thorough
+
 SMALL: dict[str, Any] = {"codebook_size": 32, "num_quantizers": 4, "hidden_size": 24, "intermediate_size": 40}
 GROUPED_HEADS = SMALL | {
     "num_attention_heads": 4,

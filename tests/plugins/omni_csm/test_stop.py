@@ -13,6 +13,8 @@ from tests.support.omni_engine import OmniEngine, Result
 from tests.support.reference import with_sampling
 from tests.support.tiers import SLOW, chosen, few
 
+pytestmark = pytest.mark.thorough
+
 SHAPE: dict[str, Any] = {"stop_gain": 3.0, "sampled": True, "groups": 2, "codebook_size": 32}
 THREE: dict[str, Any] = {"stop_gain": 6.0, "sampled": True, "groups": 3, "codebook_size": 32}
 SAMPLED: dict[str, Any] = {"frames": 20, "temperature": 0.9, "top_k": 10}

@@ -32,6 +32,8 @@ from tests.support.tiers import SLOW, few
 from tests.support.tiny_omni import assert_freed, picture, sound, tiny_plugins, user
 from tests.support.tiny_qwen2_5_omni import tiny_folder
 
+pytestmark = pytest.mark.thorough
+
 # What is copied from a device to the host.
 
 _COPIES = {"copy_": 1, "_to_copy": 0, "to": 0}

@@ -18,6 +18,8 @@ from omni_qwen2_5_omni.token2wav import Token2Wav
 from omni_qwen2_5_omni.token2wav.dit import DiT
 from tests.support.tiny_qwen2_5_omni import SMALL_BIGVGAN, SMALL_DIT, Denoised, DiTPair, Rows
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 1e-5
 OTHERS: list[dict[str, Any]] = [
     {"repeats": 1, "block_size": 6, "look_ahead_layers": [1], "look_backward_layers": [1, 2]},
