@@ -2,11 +2,10 @@
 
     python benchmarks/host_ranks.py [--rows 64] [--ranges 1 2 4] [--drafts 0] [--steps 1000] [--json FILE]
 
-A stage decodes `--rows` rows in captured steps, in as many micro-batches as it has layer ranges. Each step verifies
-`--drafts` drafts of each row, none of which is accepted; their drafter does nothing. The device is
-`CudaDevice` with streams, events, graphs and a process group that do nothing: the work of the driver and of NCCL is left out, and
-Python runs as on CUDA. Torch operations of launched phases run on the CPU. Each case is repeated while a timeline records. A graph
-is captured phase by phase then.
+A stage decodes `--rows` rows in captured steps, in as many micro-batches as it has layer ranges. Each step verifies `--drafts`
+drafts of each row, none of which is accepted; their drafter does nothing. The device is `CudaDevice` with streams, events, graphs
+and a process group that do nothing: the work of the driver and of NCCL is left out, and Python runs as on CUDA. Torch operations of
+launched phases run on the CPU. Each case is repeated while a timeline records. A graph is captured phase by phase then.
 
 Counted of one step: calls of Python and of C functions, torch operations that launch kernels, and calls of the driver: graphs,
 events, waits, changes of torch's stream, transfers of NCCL. CPU: microseconds of the thread, the median.

@@ -16,7 +16,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Record the steps of two ranks.")
     parser.add_argument("model")
     parser.add_argument("--stage", default="thinker")
-    parser.add_argument("--places", default="cpu,cpu/2", help="of rank 0, which has the last layers, and of rank 1")
+    parser.add_argument(
+        "--places", default="cpu,cpu/2", help="of rank 0, which has the last layer range, and of rank 1"
+    )
     parser.add_argument("--out", default="two_ranks.json")
     arguments = parser.parse_args()
 

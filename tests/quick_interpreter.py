@@ -1,8 +1,8 @@
 """Triton's interpreter without work that it repeats, or whose result it drops. Kernels compute the same.
 
 At each launch, and at each call of a device function, it looks at all members of triton.language for the few hundred that it
-replaces: most of the time of a small kernel. Which they are does not change. Of each sum, difference and product of integers it
-computes whether it overflows, which it reports with `debug` only. Types, and shapes of tensors, it makes for each value.
+replaces: most of the time of a small kernel. Which they are does not change. It computes of each sum, difference and product of
+integers whether it overflows, and reports that with `debug` only. It makes a type and a shape for each value, mostly equal ones.
 """
 
 import inspect

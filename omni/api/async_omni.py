@@ -69,5 +69,5 @@ class AsyncOmni(Session):
 
     async def __aexit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         """Closes the model. Does not wait where a coroutine that holds the block is closed."""
-        if not self._left_by_collector(kind):
+        if not self._close_if_collected(kind):
             await self.close()

@@ -82,5 +82,5 @@ class Omni(Session):
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         """Closes the model. Does not wait where a generator that holds the block is closed."""
-        if not self._left_by_collector(kind):
+        if not self._close_if_collected(kind):
             self.close()

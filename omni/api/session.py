@@ -186,9 +186,9 @@ class Session:
         self._client.owner.check("asking for usage")
         return not self._client.handles and self._client.engine.idle
 
-    def _left_by_collector(self, kind: type[BaseException] | None) -> bool:
-        """Called as a `with` block ends. kind: of its exception. Returns whether the garbage collector may have ended it, which
-        closes suspended generators and coroutines at any point of any thread; then the model closes, but nothing waits for it."""
+    def _close_if_collected(self, kind: type[BaseException] | None) -> bool:
+        """Closes the model without waiting if the garbage collector may have ended its `with` block: it closes suspended generators
+        and coroutines at any point of any thread. kind: of the block's exception. Returns whether it is so."""
         if kind is not GeneratorExit:
             return False
         self._client.close_soon()

@@ -115,17 +115,16 @@ class GenerateCall:
 
     def cancel(self) -> None:
         """Cancels the unfinished answers. Does not wait. A no-op in a forked process."""
-        if not self._client.owner.forked and not all(handle.finished for handle in self._handles):
-            self._client.executor.submit(partial(_cancel, self._handles))
+        _cancel_soon(self._client, self._handles)
 
     def abandon_with(self, stream: object) -> None:
         """Cancels the unfinished answers when `stream` is garbage collected."""
         # Not a method of the call: it would keep the call's outputs, and the frames of their errors may refer to the stream, which
         # would then never be collected.
-        weakref.finalize(stream, _abandon, self._client, self._handles).atexit = False
+        weakref.finalize(stream, _cancel_soon, self._client, self._handles).atexit = False
 
 
-def _abandon(client: Client, handles: Sequence[RequestHandle]) -> None:
+def _cancel_soon(client: Client, handles: Sequence[RequestHandle]) -> None:
     if not client.owner.forked and not all(handle.finished for handle in handles):
         client.executor.soon(partial(_cancel, handles))
 

@@ -209,21 +209,21 @@ def _drawn(stage: StageReport) -> Sequence[str]:
 
 def _processes(report: Explanation) -> Iterator[str]:
     rows = [
-        (place, str(device_of(place)), ", ".join(_part(each, place) for each in report.stages if place in each.places))
+        (place, str(device_of(place)), ", ".join(_held(each, place) for each in report.stages if place in each.places))
         for place in report.places
     ]
     yield from columns([("PLACE", "DEVICE", "STAGES"), *rows])
 
 
-def _part(stage: StageReport, place: str) -> str:
-    """The part of a stage that a place has."""
+def _held(stage: StageReport, place: str) -> str:
+    """What a place holds of a stage."""
     layout = stage.layout
     if layout.size == 1:
         return stage.name
     rank = stage.places.index(place)
-    held = f" (layer range {layout.position(rank) + 1} of {layout.pipeline})" if layout.pipeline > 1 else ""
+    layers = f" (layer range {layout.position(rank) + 1} of {layout.pipeline})" if layout.pipeline > 1 else ""
     experts = " (experts divided)" if stage.expert_parallel else ""
-    return f"rank {rank} of {layout.size} of {stage.name}{held}{experts}"
+    return f"rank {rank} of {layout.size} of {stage.name}{layers}{experts}"
 
 
 def _outputs(report: Explanation) -> Iterator[str]:

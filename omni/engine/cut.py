@@ -26,9 +26,9 @@ class CutStages:
 
     @classmethod
     def open(
-        cls, placement: Placement, place: str, device: torch.device, ends: Mapping[str, RankResources]
+        cls, placement: Placement, place: str, device: torch.device, resources: Mapping[str, RankResources]
     ) -> "CutStages":
-        """The cut stages of a place. ends: by stage. Waits for the engines of the other ranks."""
+        """The cut stages of a place. resources: by stage. Waits for the engines of the other ranks."""
         opened: dict[str, Ranks] = {}
         # By the place of the other engine: rank 0 of all stages that share one is in the same engine.
         counters = defaultdict[str, MessageCounter](MessageCounter)
@@ -36,7 +36,7 @@ class CutStages:
             for stage, rank in placement.ranks_on(place).items():
                 places = placement.ranks[stage]
                 shared = {other: counters[places[other]] for other in (range(1, len(places)) if not rank else (0,))}
-                opened[stage] = open_ranks(rank, placement.layouts[stage], device, ends[stage], shared)
+                opened[stage] = open_ranks(rank, placement.layouts[stage], device, resources[stage], shared)
         except BaseException:
             cls(opened).close()
             raise

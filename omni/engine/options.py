@@ -18,7 +18,7 @@ device on Linux, else a thread."""
 
 
 _TOO_MUCH = 2**63
-"""No option reaches it: messages to an engine's process hold no larger integers."""
+"""Every number is below it: messages to an engine's process hold no larger integers."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,10 +88,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         }
         for name, least in limits.items():
             value = getattr(self, name)
-            if value is not None and not least <= value < _TOO_MUCH:  # NaN is no number to compare
-                raise ValueError(
-                    f"{name} must be at least {least}" + (", and below 2^63" if value >= _TOO_MUCH else "")
-                )
+            if value is not None and not least <= value < _TOO_MUCH:  # true of NaN too
+                most = ", and below 2^63" if value >= _TOO_MUCH else ""
+                raise ValueError(f"{name} must be at least {least}{most}")
 
 
 def engine_options(layers: Sequence[SettingsLayer]) -> tuple[EngineOptions, tuple[Setting, ...]]:

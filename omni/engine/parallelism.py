@@ -42,7 +42,7 @@ def _check_numbers(stage: Stage, kind: StageKind) -> None:
         raise ConfigError(f"{stage.name}.tensor_parallel", problem, "leave it out")
     if pipeline == 1 and msgspec.structs.asdict(stage.options).get("pipeline_layers"):
         problem = f"is given, and {field} is 1: all layers are in one place"
-        remedy = f"set {field} to the number of parts, or leave it out"
+        remedy = f"set {field} to the number of layer ranges, or leave it out"
         raise ConfigError(f"{stage.name}.pipeline_layers", problem, remedy)
     if stage.ranks > MOST_RANKS:
         problem = f"is {pipeline}, which with tensor_parallel={tensor} is {stage.ranks} ranks"

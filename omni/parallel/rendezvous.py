@@ -55,14 +55,14 @@ def open_ranks(
     rank: int,
     layout: RankLayout,
     device: torch.device,
-    ends: RankResources,
+    resources: RankResources,
     counters: Mapping[int, MessageCounter] | None = None,
 ) -> Ranks:
-    """counters: by rank of the ends; None if no other stage has ranks in the same engines. Waits for the other ranks. Raises
+    """counters: by rank, as the sockets; None if no other stage has ranks in the same engines. Waits for the other ranks. Raises
     LostRankError if one is missing."""
     # Every access opens the file: its descriptor is the only name of the memory, and stays open.
     size = layout.size
-    store = FileStore(f"/proc/self/fd/{ends.store}", size)
+    store = FileStore(f"/proc/self/fd/{resources.store}", size)
     texts = PrefixStore("texts", store)
     _all_gather_text(texts, rank, size, "open", "")
 
@@ -94,11 +94,10 @@ def open_ranks(
             hidden=open_group(f"hidden {shard}", column, pairwise(range(layout.pipeline))),
             tokens=open_group(f"tokens {shard}", column, ((last, other) for other in range(last))),
         )
-    counters = counters if counters is not None else {other: MessageCounter() for other in ends.sockets}
+    sockets = resources.sockets
+    counters = counters if counters is not None else {other: MessageCounter() for other in sockets}
     channel: RankChannel
-    channel = (
-        ReceivingChannel(ends.sockets[0], counters[0]) if rank else SendingChannel(ends.sockets, counters, STEP_SECONDS)
-    )
+    channel = ReceivingChannel(sockets[0], counters[0]) if rank else SendingChannel(sockets, counters, STEP_SECONDS)
     return StoreRanks(
         rank=rank,
         size=size,

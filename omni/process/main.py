@@ -136,16 +136,16 @@ def _serve(
 
 
 def _receive_start(channel: EngineEnd) -> tuple[Start, dict[str, RankResources]]:
-    ends: dict[str, RankResources] = {}
+    resources: dict[str, RankResources] = {}
     while True:
         received = channel.receive()
         assert received is not None
         message, descriptor = received
         if isinstance(message, Start):
-            return message, ends
+            return message, resources
         assert isinstance(message, RankDescriptor)
         assert descriptor is not None
-        own = ends.setdefault(message.stage, RankResources())
+        own = resources.setdefault(message.stage, RankResources())
         if message.other is None:
             own.store = descriptor
         else:

@@ -14,8 +14,8 @@ _KEPT_CHECKS = 1024
 
 
 class EngineQueries:
-    """Numbers queries, sends them, and passes each answer to its asker. Called by any thread; `answer`, `refuse` and
-    `close` by the one that takes the messages."""
+    """Numbers queries, sends them, and passes each answer to its asker. Called by any thread; `refuse` and `close` by the one that
+    takes the messages."""
 
     def __init__(self, send: Callable[[Check | GetState | Connect, int | None], object]) -> None:
         """send: a query and a descriptor for its process. Raises TypeError for values that cannot be sent; the end of the process
@@ -58,9 +58,7 @@ class EngineQueries:
         return number, answer
 
     def answer(self, answer: Answer) -> None:
-        waiting = self._answers.pop(answer.number, None)
-        if waiting is not None:
-            waiting.set_result(answer)
+        self._settle(answer.number, answer)
 
     def refuse(self) -> None:
         """The process has ended: further queries are answered with None at once."""
@@ -69,9 +67,14 @@ class EngineQueries:
 
     def close(self) -> None:
         """Called after `refuse`: answers the open queries with None."""
-        answers, self._answers = list(self._answers.values()), {}
-        for answer in answers:
-            answer.set_result(None)
+        for number in list(self._answers):
+            self._settle(number, None)
+
+    def _settle(self, number: int, answer: Answer | None) -> None:
+        # Several threads may end a query at once: by its answer, by `close`, or since its asker was interrupted.
+        waiting = self._answers.pop(number, None)
+        if waiting is not None:
+            waiting.set_result(answer)
 
 
 class CheckedParameters:

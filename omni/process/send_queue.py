@@ -12,7 +12,7 @@ from omni.process.messages import ToEngine
 
 
 class ToProcess(Protocol):
-    """The part of a `Channel` that an `SendQueue` uses."""
+    """The part of a `Channel` that a `SendQueue` uses."""
 
     def send(self, message: ToEngine, extra: int | None = None) -> bool: ...
 
@@ -34,12 +34,12 @@ class SendQueue:
     """
 
     def __init__(self, channel: ToProcess, on_error: Callable[[ToEngine, Exception], object]) -> None:
-        """on_error: called in the thread for a message that has waited and cannot be sent, except with a ChannelClosed."""
+        """on_error: called in the thread for a message that has waited and cannot be sent, unless the channel is closed."""
         self._channel = channel
         self._on_error = on_error
         self._lock = threading.Lock()
         self._unsent: deque[_Unsent] = deque()
-        """If there are any, a thread sends the first of them."""
+        """While there are any, a thread sends the first of them, and only then removes it: so a later message cannot pass it."""
 
     def send(self, message: ToEngine, extra: int | None = None) -> None:
         """Raises as `Channel.send` does, for a message that need not wait. extra: as there."""
@@ -61,7 +61,7 @@ class SendQueue:
             first = self._unsent[0]
             try:
                 self._channel.send(first.message, first.extra)
-            except ChannelClosed:  # so it is for the others
+            except ChannelClosed:  # the later messages meet it too
                 pass
             except Exception as error:
                 self._on_error(first.message, error)

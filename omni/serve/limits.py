@@ -87,7 +87,7 @@ class ServeLimits:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Counts a realtime session. Raises OverloadedError if as many are open as may be."""
+        """Counts a realtime session. Raises OverloadedError if `max_sessions` are open."""
         if self.sessions >= self._options.max_sessions:
             self.refused += 1
             verb = "is" if self.sessions == 1 else "are"

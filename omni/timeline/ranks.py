@@ -1,7 +1,7 @@
-"""The order of steps at ranks with different layers of a stage (pipeline parallelism), on the clock of their hosts and on the
+"""The order of steps at ranks with different layer ranges of a stage (pipeline parallelism), on the clock of their hosts and on the
 devices.
 
-A merged trace has a stage's name and its place for each rank. A rank without logits has layers before the last ones.
+A merged trace has a stage's name and its place for each rank. A rank without logits does not have the last layer range.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from omni.timeline.trace import Interval, Step, Trace, steps_of
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """last: the rank with the last layers. before: a rank with layers before them. steps: steps that both ran. ahead: those whose
+    """last: the rank with the last layer range. before: a rank with an earlier one. steps: steps that both ran. ahead: those whose
     forward `before` began earlier than `last` began that of the step before, which was launched earlier. example: the number of
     such a step, and by how many microseconds it was earlier; of those whose step before had prompts, if there are any. prompts:
     whether it had. late: steps whose forward `last` ended before `before` had; always 0, unless the trace is wrong."""
@@ -88,7 +88,7 @@ def rank_lines(orders: Sequence[RankOrder]) -> Iterator[str]:
             what = ", one with prompts," if one.prompts else ""
             yield f"{one.before} began {one.ahead} of {one.steps} steps before {one.last} began the step before, though that was"
             yield f"launched earlier: step {number} {earlier:.1f} before step {number - 1}{what} for example."
-            yield f"That is not a bug: {one.before} has the layers before, and goes on with the next rows meanwhile."
+            yield f"That is not a bug: {one.before} has an earlier layer range, and goes on with the next rows meanwhile."
             yield "A rank runs its steps in the order of their launches, each after the hidden states and tokens that it reads."
         if one.late:
             yield f"{one.late} steps of {one.last} ended their forward before {one.before} had: the trace is wrong."

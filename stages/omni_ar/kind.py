@@ -44,27 +44,27 @@ def build_rank_model(context: StageContext) -> ArModel:
     """The stage's model, weights loaded: whole, or as this engine's rank holds it. Raises ConfigError if its layers or experts
     cannot be divided among ranks as the settings say; the meta device shows that before processes of ranks start and before
     weights are read."""
-    held = _layer_range(context)
-    if held is not None and _pipeline_layers(context) == MEASURED and not isinstance(context.ranks, EqualRanks):
-        # An even layer range first, with random weights.
+    layer_range = _layer_range(context)
+    if layer_range is not None and _pipeline_layers(context) == MEASURED and not isinstance(context.ranks, EqualRanks):
+        # The trial that is measured has equal numbers of layers, and random weights.
         trial = replace(context, load_format="dummy")
-        held = measured_range(trial, _build(trial, held), held)
-    model = _build(context, held)
+        layer_range = measured_range(trial, _build(trial, layer_range), layer_range)
+    model = _build(context, layer_range)
     if not isinstance(context.device, MetaDevice):
         _log_whole(context, model)
     return model
 
 
-def _build(context: StageContext, held: LayerRange | None) -> ArModel:
+def _build(context: StageContext, layer_range: LayerRange | None) -> ArModel:
     if context.ranks is None:
         return build_model(context, ArModel)  # type: ignore[type-abstract]
-    with partitioned(context.ranks.tensor, held, expert_parallel=context.stage.expert_parallel):
+    with partitioned(context.ranks.tensor, layer_range, expert_parallel=context.stage.expert_parallel):
         model = build_model(context, ArModel)  # type: ignore[type-abstract]
-        if held is not None and sum(isinstance(each, DecoderLayers) for each in model.modules()) != 1:
-            problem = f"is {held.size}, and {type(model).__name__} does not have exactly one `DecoderLayers`"
-            raise ConfigError(f"{held.stage}.pipeline_parallel", problem, "leave it out")
+        if layer_range is not None and sum(isinstance(each, DecoderLayers) for each in model.modules()) != 1:
+            problem = f"is {layer_range.size}, and {type(model).__name__} does not have exactly one `DecoderLayers`"
+            raise ConfigError(f"{layer_range.stage}.pipeline_parallel", problem, "leave it out")
         if context.stage.expert_parallel:
-            _check_experts(context, model, held)
+            _check_experts(context, model, layer_range)
         _keep_shape(model)
         return model
 
@@ -97,11 +97,11 @@ def _log_whole(context: StageContext, model: ArModel) -> None:
             )
 
 
-def _check_experts(context: StageContext, model: ArModel, held: LayerRange | None) -> None:
+def _check_experts(context: StageContext, model: ArModel, layer_range: LayerRange | None) -> None:
     assert context.ranks is not None
     tensor, name = context.ranks.tensor, context.stage.name
     mixtures = _mixtures(model)
-    if not mixtures and held is not None:
+    if not mixtures and layer_range is not None:
         # Mixtures in layers of other ranks.
         with partitioned(tensor, expert_parallel=True):
             empty = replace(context, device=MetaDevice(), load_format="dummy")
@@ -148,7 +148,7 @@ def _keep_shape(model: ArModel) -> None:
     """Stores the present value of `model.shape`, with the key and value heads of this rank's layers. A family's `shape` depends on
     the caller's partition, and later readers are outside of it."""
     family, shape = type(model), model.shape
-    held = {layer.num_kv_heads for layer in model.modules() if isinstance(layer, Attention)}
-    if len(held) == 1:
-        shape = replace(shape, num_kv_heads=held.pop())
+    kv_heads = {layer.num_kv_heads for layer in model.modules() if isinstance(layer, Attention)}
+    if len(kv_heads) == 1:
+        shape = replace(shape, num_kv_heads=kv_heads.pop())
     model.__class__ = type(family.__name__, (family,), {"shape": shape, "__module__": family.__module__})

@@ -16,8 +16,6 @@ _log = logging.getLogger(__name__)
 
 _OTHER = 2**62
 """Nanoseconds, more than any step takes."""
-
-
 _CLOSE = 1.01
 """Ratio up to which two times count as equal."""
 _UNTIMED = 1.02

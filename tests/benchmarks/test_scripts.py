@@ -123,7 +123,7 @@ def test_ranks_gives_each_row_a_random_prompt_of_its_own(monkeypatch: pytest.Mon
     assert len(first & second) <= 2, "of 100,000 ids two prompts share hardly any"
 
 
-def test_a_part_of_layers_adds_little_host_work_to_sampling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_layer_ranges_add_little_host_work_to_sampling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "ranks.json"
     run_script(monkeypatch, "host_ranks", "--rows", "8", "--ranges", "1", "3", "--steps", "32", "--json", str(file))
     numbers = json.loads(file.read_text())["numbers"]

@@ -149,7 +149,7 @@ DEEP: Mapping[str, type[TextFamily | OmniFamily]] = {
     "deep text": DeepTextFamily,
     "deep qwen3_omni": DeepOmniFamily,
 }
-"""The same with a writer of more layers, for stages that are cut into up to four parts."""
+"""The same with a writer of more layers, for stages with up to four layer ranges."""
 
 
 @cache

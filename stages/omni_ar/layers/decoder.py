@@ -231,8 +231,8 @@ _NO_FEATURES: LayerFeatures = MappingProxyType({})
 
 
 class DecoderLayers(nn.Module):
-    """Layers and the final norm. Parameter names below it: `layers.N...`, `norm.weight`. In a partition it holds
-    the layers of a layer range, `held`; the others are absent, as is the norm without the last layer.
+    """Layers and the final norm. Parameter names below it: `layers.N...`, `norm.weight`. In a partition it holds the layers of a
+    layer range, `held`; the others are absent, as is the norm without the last layer.
 
     payload_layer: the layer whose input `forward` stores as payload; None for none. Models store final states themselves."""
 

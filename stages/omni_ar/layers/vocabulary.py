@@ -74,8 +74,8 @@ def vocab_embedding(vocab_size: int, width: int, **factory: Unpack[FactoryKwargs
 
 def vocab_head(width: int, vocab_size: int, **factory: Unpack[FactoryKwargs]) -> Linear | MissingHead:
     """The output matrix of a large vocabulary, cut across the ranks of the partition; absent without the last layer range."""
-    held, group = layer_range(), communicator()
-    if held is not None and not held.last:
+    own, group = layer_range(), communicator()
+    if own is not None and not own.last:
         return MissingHead(vocab_size)
     if group is None:
         return Linear(width, vocab_size, bias=False, **factory)

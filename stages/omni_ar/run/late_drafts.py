@@ -1,7 +1,7 @@
 """Drafts that are made at the end of a step, with several layer ranges (pipeline parallelism).
 
-The rank with the last layer range makes the drafts of each sampled row's next step behind the token point, and sends them with the
-tokens: ranks with earlier layers begin that step earlier, and have neither the hidden states nor the tokens for making drafts.
+The rank with the last layer range makes the drafts of each sampled row's next step after the token point, and sends them with the
+tokens: ranks with earlier ranges begin that step earlier, and have neither the hidden states nor the tokens for making drafts.
 """
 
 from torch import Tensor

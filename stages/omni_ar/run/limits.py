@@ -30,8 +30,8 @@ class Limits:
     maximum tokens of one step, drafts included. scored_tokens: maximum prompt tokens among them that are scored; 0 for a model
     whose prompt is not a sequence of its own tokens. upload_size: maximum number of int64 in one step's packed inputs. step_ids:
     maximum tokens that one step gives a row. max_step_vectors: conditioning vectors per request, one for each possible step; 0 for
-    a model without them. micro_batches: number of batches that the decoding rows are divided into, one for each layer
-    range. check_logits, hidden_layers, short_slack_prefill_tokens, adaptive_drafts: as in `ArOptions`.
+    a model without them. micro_batches: number of batches that the decoding rows are divided into, one for each layer range.
+    check_logits, hidden_layers, short_slack_prefill_tokens, adaptive_drafts: as in `ArOptions`.
     """
 
     rows: int

@@ -1,7 +1,7 @@
-"""Transfers between layer ranges (pipeline parallelism): hidden states to the next range, and the tokens that the last range
-samples back to those before. Each has a communicator of its own, and streams, so the main stream waits for
-neither until a phase reads the arrived tensors. Tokens leave from the main stream: nothing is enqueued after such a transfer that
-would wait for it (`Communicator.post`).
+"""Transfers between layer ranges (pipeline parallelism): hidden states to the next range, and tokens from the last range, which
+samples them, back to the others. Each has a communicator of its own, and streams, so the main stream waits for neither until a
+phase reads the arrived tensors. Tokens leave from the main stream: nothing is enqueued after such a transfer that would wait for it
+(`Communicator.post`).
 
 | buffer | written by | read by | free again |
 |---|---|---|---|
@@ -195,9 +195,9 @@ class HiddenTransfers:
 class TokenSender:
     """Sends the tokens of each step from the rank with the last layer range to the others.
 
-    With S layer ranges, there are S slots, which need no events. A slot is filled again S messages later, when a
-    step is sampled. Each other rank accepts the slot's earlier tokens before it runs its layers of that step
-    (`ReceivedTokens.begin`), and the step is sampled from hidden states of these layers.
+    With S layer ranges, there are S slots, which need no events. A slot is filled again S messages later, when a step is sampled.
+    Each other rank accepts the slot's earlier tokens before it runs its layers of that step (`ReceivedTokens.begin`), and the step
+    is sampled from hidden states of these layers.
 
     A message without codes is written by launches in a captured graph (`gathering`): those of sampling, or with a drafter those of
     its drafts. Codes, which can end rows too, are made later: with them, the message is written by a launch of its own."""

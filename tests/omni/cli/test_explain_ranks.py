@@ -62,7 +62,7 @@ def test_explain_shows_that_experts_are_divided(model: Path) -> None:
     assert (writer["expert_parallel"], singer["expert_parallel"]) == (True, False)
 
 
-def test_explain_shows_the_layers_and_memory_of_each_part(tmp_path: Path) -> None:
+def test_explain_shows_the_layer_range_and_memory_of_each_rank(tmp_path: Path) -> None:
     model = write_text_model(tmp_path, "untied")
     cut = ("--set", "text.pipeline_parallel=2", "--set", "text.pipeline_layers=[1,2]", "--place", "text=cuda:0,cuda:1")
     lines = [" ".join(line.split()) for line in explain(tmp_path, *cut).stdout.splitlines()]

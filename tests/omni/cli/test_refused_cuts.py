@@ -29,10 +29,10 @@ def cut(count: int, **settings: object) -> dict[str, object]:
 
 
 WRONG: dict[str, tuple[str, dict[str, object], str]] = {
-    "more parts than layers": (
+    "more ranges than layers": (
         "untied",
         cut(4, pipeline_parallel=4),
-        "text.pipeline_parallel: is 4, and the model has 3 layers; use at most one part for each layer",
+        "text.pipeline_parallel: is 4, and the model has 3 layers; use at most one layer range for each layer",
     ),
     "other sum": (
         "untied",
@@ -44,16 +44,16 @@ WRONG: dict[str, tuple[str, dict[str, object], str]] = {
         cut(2, pipeline_parallel=2, pipeline_layers=[1, 1, 1]),
         "text.pipeline_layers: is [1, 1, 1]; give 2 numbers from 1 whose sum is the model's 3 layers, or leave it out",
     ),
-    "a part of no layer": (
+    "a range of no layer": (
         "untied",
         cut(2, pipeline_parallel=2, pipeline_layers=[3, 0]),
         "text.pipeline_layers: is [3, 0]; give 2 numbers from 1 whose sum is the model's 3 layers, or leave it out",
     ),
-    "layers of one part": (
+    "layers of one range": (
         "untied",
         cut(2, tensor_parallel=2, pipeline_layers=[1, 2]),
         "text.pipeline_layers: is given, and text.pipeline_parallel is 1: all layers are in one place; "
-        "set text.pipeline_parallel to the number of parts, or leave it out",
+        "set text.pipeline_parallel to the number of layer ranges, or leave it out",
     ),
     "no experts": (
         "untied",
@@ -149,7 +149,7 @@ def test_a_wrong_cut_is_refused_by_omni(wrong: str, load_format: str, folders: d
     assert by_omni(folders[kind], {**settings, "engine.load_format": load_format}) == text
 
 
-@pytest.mark.parametrize("wrong", ["more parts than layers", "no experts", "too few places"])
+@pytest.mark.parametrize("wrong", ["more ranges than layers", "no experts", "too few places"])
 def test_async_omni_refuses_the_cut(wrong: str, folders: dict[str, Path]) -> None:
     kind, settings, text = WRONG[wrong]
     assert by_async_omni(folders[kind], settings) == text
@@ -163,7 +163,7 @@ def test_commands_refuse_the_cut(wrong: str, command: str, folders: dict[str, Pa
 
 
 def test_doctor_reports_the_refused_cut(folders: dict[str, Path]) -> None:
-    kind, settings, _ = WRONG["more parts than layers"]
+    kind, settings, _ = WRONG["more ranges than layers"]
     assert "text.pipeline_parallel: is 4, and the model has 3 layers" in by_cli("doctor", folders[kind], settings)
     kind, settings, _ = WRONG["too few places"]
     assert "text.place: cpu,cpu/2,cpu/3 are 3 places" in by_cli("doctor", folders[kind], settings)

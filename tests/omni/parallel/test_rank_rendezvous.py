@@ -61,7 +61,7 @@ def test_ranks_share_numbers_collectives_and_messages() -> None:
     assert others == [(*expected, b"go")] * 2
 
 
-def test_ranks_have_groups_for_parts_of_layers_and_of_their_sequence() -> None:
+def test_ranks_have_groups_for_shards_and_for_layer_ranges() -> None:
     def work(ranks: Ranks) -> tuple[list[float], list[int]]:
         assert ranks.tensor is not None
         assert ranks.pipeline is not None
@@ -80,7 +80,7 @@ def test_ranks_have_groups_for_parts_of_layers_and_of_their_sequence() -> None:
                     passed.append(int(x))
         return same_layers, passed
 
-    # The last layers are those of ranks 0 and 1, the first ones of 4 and 5.
+    # Ranks 0 and 1 have the last layer range, 4 and 5 the first.
     passed = [[2], [3], [4, 0], [5, 1], [0], [1]]
     assert together(RankLayout(2, 3), work) == [
         ([rank - rank % 2, rank - rank % 2 + 1], passed[rank]) for rank in range(6)

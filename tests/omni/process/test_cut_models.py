@@ -47,8 +47,8 @@ def cut(stage: str, *places: str) -> dict[str, object]:
 
 
 def pipelined(stage: str, *places: str, tensor: int = 1) -> dict[str, object]:
-    parts = len(places) // tensor
-    return cut(stage, *places) | {f"{stage}.tensor_parallel": tensor, f"{stage}.pipeline_parallel": parts}
+    ranges = len(places) // tensor
+    return cut(stage, *places) | {f"{stage}.tensor_parallel": tensor, f"{stage}.pipeline_parallel": ranges}
 
 
 Cutting = Callable[..., dict[str, object]]

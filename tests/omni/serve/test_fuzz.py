@@ -110,7 +110,7 @@ ODD: tuple[Any, ...] = (
 
 @pytest.fixture(scope="module")
 def echo(echo_folder: Path) -> Iterator[Served]:
-    """Its answers end, whatever `max_tokens` is. They have room for the longest text to speak."""
+    """Its answers end, whatever `max_tokens` is. The context holds the longest text to speak."""
     with served(echo_omni(echo_folder, **{"writer.max_length": 5000})) as it:
         yield it
 

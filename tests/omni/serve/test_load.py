@@ -161,7 +161,7 @@ def test_no_more_bodies_are_read_at_once_than_there_are_places(small: Served, mo
 
 
 def test_a_body_that_comes_when_the_server_is_full_is_refused(small: Served) -> None:
-    """Its beginning arrived while there was room. A body holds no place meanwhile: slow clients would exclude others."""
+    """Its beginning arrived while a slot was free. A body takes no slot meanwhile: slow clients would exclude others."""
     refused = small.server.limits.refused
     with _connected(small, HELLO, length=4000, sent=2000) as slow:
         assert eventually(lambda: small.server.limits.held_bytes == 2000)

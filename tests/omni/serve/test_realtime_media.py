@@ -16,7 +16,7 @@ from tests.support.echo_family import eventually
 from tests.support.patience import PATIENCE_SECONDS
 
 
-def test_media_of_items_are_read_only_where_there_is_room(echo_folder: Path, picture: str) -> None:
+def test_media_of_items_are_read_only_while_a_slot_is_free(echo_folder: Path, picture: str) -> None:
     content = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": picture}]
 
     async def main(server: Served) -> None:

@@ -64,12 +64,12 @@ def test_the_oldest_items_are_left_out(talker: Served) -> None:
                 await client.say(text)
             response = await client.respond()
             assert response.status == "incomplete"
-            room = LENGTH - 4
+            most = LENGTH - 4
             longest = 0
             for count in range(1, len(said) + 1):
                 messages = [{"role": "system", "content": "Be kind."}]
                 messages += [{"role": "user", "content": text} for text in said[-count:]]
-                if await talker.server.prompt_tokens("realtime", messages) > room:
+                if await talker.server.prompt_tokens("realtime", messages) > most:
                     break
                 longest = count
             assert 1 < longest < len(said)
@@ -104,7 +104,7 @@ def test_truncated_items_stay_out_of_prompts_and_in_the_conversation(voiced: Ser
 
 
 @pytest.mark.parametrize(("ratio", "kept"), [(1.0, "defgh"), (0.8, "efgh"), (0.5, "gh"), (0.2, "h")])
-def test_only_the_share_of_the_room_that_is_asked_for_is_retained(voiced: Served, ratio: float, kept: str) -> None:
+def test_only_the_share_of_tokens_that_is_asked_for_is_retained(voiced: Served, ratio: float, kept: str) -> None:
     """The echo's tokens are characters, and one stands between two items: five of nine letters have 49."""
 
     async def main() -> None:

@@ -122,7 +122,7 @@ class HeadStage(SimulatedStage):
         super().run()
         self._check_drafts()
 
-    def _part(self, rank: int) -> tuple[ArModel, Drafter | None]:
+    def _model(self, rank: int) -> tuple[ArModel, Drafter | None]:
         kind, options = self.scenario.options.drafter, self.scenario.options
         assert kind is not None
         entries = {entry.name: entry for entry in omni_drafters()}

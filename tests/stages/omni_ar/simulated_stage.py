@@ -233,12 +233,12 @@ class SimulatedStage:
 
     def __post_init__(self) -> None:
         plan, world = self.scenario, self.world
-        parts = [self._part(rank) for rank in range(plan.layout.size)]
-        model, drafter = parts[0]
+        models = [self._model(rank) for rank in range(plan.layout.size)]
+        model, drafter = models[0]
         more: dict[str, Any] = {"ranks": world.ranks[0], "captured": plan.captured, "drafter": drafter}
         self.driver = ArDriver(model, world.devices[0], plan.options, **more)
         self.followers: list[FollowerWorker] = []
-        for (model, drafter), device, own in zip(parts[1:], world.devices[1:], world.ranks[1:], strict=True):
+        for (model, drafter), device, own in zip(models[1:], world.devices[1:], world.ranks[1:], strict=True):
             with torch.inference_mode():
                 runner, _, _ = small_runner(
                     model, device, plan.options, ranks=own, captured=plan.captured, drafter=drafter
@@ -250,7 +250,7 @@ class SimulatedStage:
             device.fails = plan.fails
         self._asked = 0
 
-    def _part(self, rank: int) -> tuple[ArModel, Drafter | None]:
+    def _model(self, rank: int) -> tuple[ArModel, Drafter | None]:
         """The model of a rank, and its drafter."""
         plan, own = self.scenario, self.world.ranks[rank].tensor
         layout, make = plan.layout, KINDS[plan.kind].make

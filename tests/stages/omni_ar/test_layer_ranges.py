@@ -44,7 +44,7 @@ from tests.support.tiny_text import write_text_model
         (48, (24, 24), (2.4, 4.8), (37, 11)),
         # Half a layer longer: two hundredths are not in its time.
         (48, (24, 24), (6.67, 6.80), (25, 23)),
-        # Beyond the layers, the last part takes longer than all of them.
+        # Beyond the layers, the last range takes longer than all of them.
         (48, (24, 24), (24.0, 90.0), (47, 1)),
         # Faster than its layers alone would be: measured imprecisely.
         (48, (24, 24), (24.0, 23.0), (24, 24)),
@@ -53,7 +53,7 @@ from tests.support.tiny_text import write_text_model
         (7, (3, 2, 2), (3.0, 2.0, 5.0), (3, 3, 1)),
     ],
 )
-def test_parts_take_the_same_time(
+def test_layer_ranges_take_the_same_time(
     num_layers: int, layers: tuple[int, ...], times: tuple[float, ...], expected: tuple[int, ...]
 ) -> None:
     assert balanced_layers(num_layers, layers, times) == expected
@@ -75,7 +75,7 @@ def context_of(folder: Path, **more: object) -> StageContext:
     )
 
 
-def built_parts(folder: Path) -> list[ArModel]:
+def built_ranges(folder: Path) -> list[ArModel]:
     """Of two ranks, the last layer range first."""
     store = os.memfd_create("test-ranks", os.MFD_CLOEXEC)
     ends = [RankResources(store=os.dup(store)) for _ in range(2)]
@@ -95,11 +95,11 @@ def built_parts(folder: Path) -> list[ArModel]:
 
 
 @pytest.mark.parametrize(("slow", "expected"), few(1, [("logits", [4, 1]), ("layers", [3, 2])], SLOW))
-def test_ranks_measure_their_parts_and_divide_the_layers(
+def test_ranks_measure_their_ranges_and_divide_the_layers(
     slow: str, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers, or logits, that take far longer than everything else."""
-    model = write_text_model(tmp_path, "deep")
+    whole = write_text_model(tmp_path, "deep")
     owner, name = (TextModel, "logits") if slow == "logits" else (DecoderLayer, "forward")
     real = getattr(owner, name)
 
@@ -109,28 +109,28 @@ def test_ranks_measure_their_parts_and_divide_the_layers(
         return result
 
     monkeypatch.setattr(owner, name, slowly)
-    last_part, first_part = built_parts(tmp_path)
-    last, first = (decoder_of(part).held for part in (last_part, first_part))
+    models = built_ranges(tmp_path)
+    last, first = (decoder_of(model).held for model in models)
     assert [len(first), len(last)] == expected
     assert (first.start, first.stop, last.stop) == (0, last.start, 5)
     # The weights are those of the checkpoint, not the random ones of the trial.
-    for part in (first_part, last_part):
-        table = part.get_parameter("embed_tokens.weight")
-        assert torch.equal(table, model.get_parameter("model.embed_tokens.weight"))
+    for each in models:
+        table = each.get_parameter("embed_tokens.weight")
+        assert torch.equal(table, whole.get_parameter("model.embed_tokens.weight"))
 
 
 def test_the_trial_is_freed_before_weights_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part and its trial may not fit together, and the collector of cycles does not run when memory is short."""
+    """A range and its trial may not fit together, and the collector of cycles does not run when memory is short."""
     trials: dict[int, weakref.ref[ArModel]] = {}
     left: list[ArModel | None] = []
     build = kind._build
 
-    def watched(context: StageContext, part: LayerRange | None) -> ArModel:
+    def watched(context: StageContext, held: LayerRange | None) -> ArModel:
         rank = threading.get_ident()
         if context.load_format != "dummy":
             left.append(trials[rank]())
-            return build(context, part)
-        model = build(context, part)
+            return build(context, held)
+        model = build(context, held)
         trials[rank] = weakref.ref(model)
         return model
 
@@ -138,7 +138,7 @@ def test_the_trial_is_freed_before_weights_are_loaded(tmp_path: Path, monkeypatc
     monkeypatch.setattr(kind, "_build", watched)
     gc.disable()
     try:
-        built_parts(tmp_path)
+        built_ranges(tmp_path)
     finally:
         gc.enable()
     assert left == [None, None]
@@ -156,11 +156,11 @@ def test_layers_are_divided_by_time_on_a_cuda_device(device: str, expected: obje
     assert chosen == [expected, (2, 3), "measured"]
 
 
-def test_a_rank_alone_has_an_even_part(tmp_path: Path) -> None:
-    """For shapes and footprints, without a measurement."""
+def test_a_rank_alone_is_not_measured(tmp_path: Path) -> None:
+    """Its range, for shapes and footprints, is one of equal numbers of layers."""
     write_text_model(tmp_path, "deep")
-    part = build_rank_model(context_of(tmp_path, ranks=silent_ranks(0, RankLayout(pipeline=2))))
-    assert decoder_of(part).held == range(3, 5)
+    model = build_rank_model(context_of(tmp_path, ranks=silent_ranks(0, RankLayout(pipeline=2))))
+    assert decoder_of(model).held == range(3, 5)
 
 
 def test_rows_of_timed_steps_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +176,6 @@ def test_rows_of_timed_steps_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(DecoderLayer, "forward", watched)
     monkeypatch.setattr(profile, "_TIMINGS", 3)
-    built_parts(tmp_path)
+    built_ranges(tmp_path)
     assert equal
     assert not any(equal)

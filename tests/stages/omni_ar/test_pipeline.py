@@ -1,4 +1,4 @@
-"""A stage whose sequence of layers is cut: its results are those of the whole stage, whatever fails at one of the ranks."""
+"""A stage with several layer ranges: its results are those of the whole stage, whatever fails at one of the ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,12 +95,12 @@ def expected() -> list[list[int]]:
     return tokens
 
 
-def test_parts_hold_their_layers_and_nothing_else() -> None:
+def test_ranges_hold_their_layers_and_nothing_else() -> None:
     names = {name for name, _ in Deep().named_parameters()}
     ranges = [in_range(position, 3) for position in range(3)]
     held = [{name for name, _ in each.named_parameters()} for each in ranges]
     layers = [{int(name.split(".")[2]) for name in each if "layers." in name} for each in held]
-    assert layers == [{0, 1}, {2}, {3}], "the last part also computes logits"
+    assert layers == [{0, 1}, {2}, {3}], "the last range also has logits"
     assert set.union(*held) == names
     assert (
         ["lm_head.weight" in each for each in held]

@@ -131,7 +131,7 @@ WAITS: dict[tuple[str, str | None], tuple[int, ...]] = {
 }
 """By wait, or phase that waits for an arrival, and stream: the ranks of three that have it. Rank 2 has the first layer range."""
 REMOVALS = [(wait, stream, rank) for (wait, stream), ranks in WAITS.items() for rank in ranks]
-PARTS = 3
+RANGES = 3
 SEEDS = 20
 """Within which each removal is found out."""
 
@@ -145,7 +145,7 @@ def raises(work: Callable[[], object]) -> bool:
 
 
 def found_out(seed: int, **removal: Any) -> bool:
-    return raises(lambda: run_seed(seed, pipeline=PARTS, **removal))
+    return raises(lambda: run_seed(seed, pipeline=RANGES, **removal))
 
 
 CONDITIONING = [
@@ -165,7 +165,7 @@ def test_removing_a_wait_at_one_rank_has_a_visible_effect(wait: str, stream: str
     removal = {"without": wait, "without_on": stream, "without_at": rank}
     caught = next((seed for seed in range(SEEDS) if found_out(seed, **removal)), None)
     assert caught is not None, f"{SEEDS} seeds are none the worse without {wait} at rank {rank}: is it superfluous?"
-    run_seed(caught, pipeline=PARTS)
+    run_seed(caught, pipeline=RANGES)
 
 
 # Rules that keep the ranks in step.
@@ -191,8 +191,8 @@ RULES: dict[str, tuple[object, str, object]] = {
     "tokens are gathered before they are sent": (TokenSender, "gathering", lambda self, rows_R: []),
     "a step waits for the tokens that it needs": (StepPlan, "newest_input", 0),
     "tokens are accepted in order": (ReceivedTokens, "begin", newest_first),
-    "slots for the tokens that are on their way": (pipeline, "_token_slots", fewer_slots(PARTS + 1, by=2)),
-    "slots for the tokens that others may read": (pipeline, "_token_slots", fewer_slots(PARTS, by=1)),
+    "slots for the tokens that are on their way": (pipeline, "_token_slots", fewer_slots(RANGES + 1, by=2)),
+    "slots for the tokens that others may read": (pipeline, "_token_slots", fewer_slots(RANGES, by=1)),
     "a slot for hidden states is free after its transfer": (pipeline, "send_tensors", post_tensors),
 }
 
@@ -211,7 +211,7 @@ def at_rank(rank: int | None, ranks: Callable[[Any], Ranks], other: Skip, rule: 
     return lambda self, *step: (other if rank in (None, ranks(self).rank) else rule)(self, *step)
 
 
-ALL_AND_EACH = (None, *range(PARTS))
+ALL_AND_EACH = (None, *range(RANGES))
 TOKEN_SKIPS: dict[str, Skip] = {
     "steps without prompts": lambda self, step: self._tokens is not None and step.count and not step.prefill,
     "every step": lambda self, step: self._tokens is not None,
@@ -233,7 +233,7 @@ def test_ranks_that_disagree_about_tokens_are_detected(
     with monkeypatch.context() as patch:
         patch.setattr(StepTransfers, "_passes_tokens", rule)
         caught = next(seed for seed in range(SEEDS) if found_out(seed))
-    run_seed(caught, pipeline=PARTS)
+    run_seed(caught, pipeline=RANGES)
 
 
 @pytest.mark.parametrize(("skip", "rank"), few(1, [(skip, rank) for skip in INPUT_SKIPS for rank in ALL_AND_EACH]))
@@ -244,7 +244,7 @@ def test_ranks_that_disagree_about_inputs_are_detected(
     with monkeypatch.context() as patch:
         patch.setattr(InputTransfers, "_passes", at_rank(rank, lambda self: self._ranks, other, InputTransfers._passes))
         caught = next(seed for seed in range(SEEDS) if found_out(seed, plan=plan))
-    run_seed(caught, pipeline=PARTS, plan=plan)
+    run_seed(caught, pipeline=RANGES, plan=plan)
 
 
 def unfinished(rank: int) -> Callable[[StepTransfers], None]:
@@ -259,7 +259,7 @@ def unfinished(rank: int) -> Callable[[StepTransfers], None]:
 
 
 OF_FAILED_STEPS: dict[str, tuple[object, str, object]] = {
-    **{f"rank {rank} passes its transfers": (StepTransfers, "finish", unfinished(rank)) for rank in range(PARTS)},
+    **{f"rank {rank} passes its transfers": (StepTransfers, "finish", unfinished(rank)) for rank in range(RANGES)},
     "the device counts slots as the host does": (TokenSender, "count_again", lambda self: None),
 }
 
@@ -270,7 +270,7 @@ def test_without_the_rule_a_failed_step_harms_others(rule: str, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(*OF_FAILED_STEPS[rule])
         caught = next(seed for seed in range(SEEDS) if found_out(seed, plan=Scenario.failing))
-    run_seed(caught, pipeline=PARTS, plan=Scenario.failing)
+    run_seed(caught, pipeline=RANGES, plan=Scenario.failing)
 
 
 SHORT = Scenario(
@@ -301,7 +301,7 @@ def test_without_a_bound_slots_are_overwritten(monkeypatch: pytest.MonkeyPatch) 
 
 EARLY = Scenario(
     kind="text",
-    layout=RankLayout(pipeline=PARTS),
+    layout=RankLayout(pipeline=RANGES),
     options=ArOptions(max_num_seqs=4, block_size=4, max_in_flight=8, max_model_len=40, max_num_batched_tokens=8),
     captured=False,
     asks=(
