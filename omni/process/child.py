@@ -93,6 +93,11 @@ class EngineProcess:
         assert status is not None
         return status
 
+    def ended(self) -> str:
+        """Waits as `end` does. Returns how it ended, to continue "its process"."""
+        status = self.end()
+        return f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
+
 
 def working_folder() -> str | None:
     """That of this process; None if it was removed."""
@@ -134,7 +139,7 @@ def _run(
             opened.shutdown(socket.SHUT_RDWR)
 
 
-def signal_name(number: int) -> str:
+def _signal_name(number: int) -> str:
     """The signal's name, for errors."""
     try:
         return signal.Signals(number).name

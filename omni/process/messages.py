@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -319,6 +320,17 @@ class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     logs: list[LogRecordOut]
     unlinked: list[int] = []
     closed: list[str] = []
+
+
+def lost_turn(raw: list[Any]) -> tuple[list[str], Turn]:
+    """Of a message that cannot be decoded, whose outputs may be at fault: the requests of the outputs, and the rest.
+
+    raw: as `Undecodable.raw`. Raises ValueError if that is not known.
+    """
+    match raw:
+        case ["Turn", [*outputs], *others]:
+            return [str(output[1]) for output in outputs], msgspec.convert(["Turn", [], *others], Turn)
+    raise ValueError("not a turn")
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):

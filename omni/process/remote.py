@@ -11,7 +11,7 @@ from omni.engine import EngineRequest, RequestFailed, RequestFinished, Sink, Sta
 from omni.errors import LostPeerError, LostRankError, OmniError, StageError, as_omni_error, error_text, fresh
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 from omni.ipc.memory import OutputRing, map_memory
-from omni.process.child import EngineProcess, signal_name
+from omni.process.child import EngineProcess
 from omni.process.errors import ErrorData
 from omni.process.logs import show
 from omni.process.messages import (
@@ -34,6 +34,7 @@ from omni.process.messages import (
     TextVocabulary,
     ToEngine,
     Turn,
+    lost_turn,
     output_of,
 )
 from omni.process.open_requests import OpenRequests
@@ -322,15 +323,16 @@ class RemoteEngine:
                 self._stopped.set()
 
     def _fail_lost(self, lost: Undecodable) -> None:
-        """Fails the requests whose outputs were in a message that is lost. Raises it if they are not known."""
-        match lost.raw:
-            case ["Turn", [*outputs], *_]:
-                for output in outputs:
-                    failure = StageError("engine", "taking its outputs", str(lost))
-                    self.abort(str(output[1]), failure)
-                    self._open_requests.fail(str(output[1]), failure)
-            case _:
-                raise lost
+        """Fails the requests whose outputs were in a message that is lost, and takes its rest. Raises it if they are not known."""
+        try:
+            request_ids, rest = lost_turn(lost.raw)
+        except ValueError:
+            raise lost from None
+        failure = StageError("engine", "taking its outputs", str(lost))
+        for request_id in request_ids:
+            self.abort(request_id, failure)
+            self._open_requests.fail(request_id, failure)
+        self._take(rest)
 
     def _take(self, message: FromEngine) -> None:
         match message:
@@ -373,10 +375,8 @@ class RemoteEngine:
 
     def _death(self, doing: str) -> LostPeerError:
         """The error after the process ended without a last message."""
-        status = self._process.end()
-        how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
-        if self._given_up:
-            how = f"was ended {self._given_up}"
+        ended = self._process.ended()
+        how = f"was ended {self._given_up}" if self._given_up else ended
         return self._lost(doing, how)
 
     def _lost(self, doing: str, how: str) -> LostPeerError:

@@ -9,9 +9,13 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from omni import Omni, OmniError, StageError
+from omni.ipc import Undecodable
+from omni.process.messages import Answer, EngineState, GetState
+from tests.omni.process.engines import group_of
 from tests.omni.process.odd_plugin import INPUTS, OUTPUTS, odd_model, odd_plugins
 from tests.support.echo_omni import ENDLESS, assert_nothing_held
 
@@ -117,3 +121,25 @@ def test_a_process_that_ends_at_once_is_an_error_with_its_status(tmp_path: Path,
     monkeypatch.setattr("omni.process.child._BOOT", "raise SystemExit(3)")
     with pytest.raises(StageError, match=r"failed while starting: its process \d+ exited with status 3"):
         Omni(odd_model(tmp_path), device="cpu", plugins=odd_plugins(), overrides={"engine.process": "process"})
+
+
+def test_answers_beside_outputs_that_are_lost_arrive(omni: Omni, monkeypatch: pytest.MonkeyPatch):
+    """As when no descriptor is free for the memory of the outputs."""
+    engine = next(iter(group_of(omni)._placed.by_place.values())).engine
+    beside = omni.generate("abc", sampling=ENDLESS)
+    next(beside)
+    with monkeypatch.context() as unsent:
+        unsent.setattr(engine._queries, "_send", lambda query, extra: None)
+        number, answer = engine._queries.post(GetState)
+    request_id = next(iter(engine._open_requests._sinks))
+    state = msgspec.to_builtins(EngineState({"writer": {"requests": 1}}, {}, False))
+    turn = [
+        "Turn",
+        [["OtherOut", request_id, "text", None, {}]],
+        [[number, state, None]],
+        [["odd", logging.INFO, "log"]],
+    ]
+    engine._fail_lost(Undecodable(turn, OSError("no descriptor")))
+    assert answer.result(0) == Answer(number, EngineState({"writer": {"requests": 1}}, {}, False))
+    with pytest.raises(StageError, match=r"taking its outputs.*no descriptor"):
+        list(beside)
