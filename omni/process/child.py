@@ -17,8 +17,8 @@ from omni.utils.sockets import packet_pair
 
 _log = logging.getLogger(__name__)
 
-# An interpreter inside another program has no executable.
-SUPPORTED = sys.platform == "linux" and bool(sys.executable)
+# An interpreter inside another program has no executable, or that of a frozen program, which would start itself.
+SUPPORTED = sys.platform == "linux" and bool(sys.executable) and not vars(sys).get("frozen", False)
 """Whether a process can be started here."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -164,8 +164,8 @@ class RemoteEngine:
 
     @property
     def awaited(self) -> bool:
-        """Whether a request or a query is not finished."""
-        return bool(self._open_requests) or self._queries.open
+        """Whether a request or a query is not finished, or the start."""
+        return self._listener is None or bool(self._open_requests) or self._queries.open
 
     @property
     def stopped(self) -> bool:

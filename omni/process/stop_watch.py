@@ -37,7 +37,7 @@ class StoppedEngineWatch:
         limit: float,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """engines: gives the present ones in the group's order, or none while they are started. limit: seconds for which one may be
+        """engines: gives the present ones in the group's order, or none if a part is missing. limit: seconds for which one may be
         stopped while another or itself is awaited."""
         self._engines = engines
         self._limit = limit

@@ -102,12 +102,16 @@ class EngineSupervisor:
                     raise LostPeerError(", ".join(second.stages), "connecting", "its process has ended")
             for group in self._groups:
                 self._open(group)
-        watches = [StoppedEngineWatch(partial(self._running, group), STOPPED_SECONDS) for group in self._groups]
+        watches = [StoppedEngineWatch(partial(self._present, group), STOPPED_SECONDS) for group in self._groups]
         self._watching = start_watching(watches, self.closing)
 
-    def _running(self, group: StartGroup) -> list[RemoteEngine]:
+    def _present(self, group: StartGroup) -> list[RemoteEngine]:
+        """The engines of a group that run, or are being loaded; none while there is only a part of them."""
         with self.lock:
-            return [placed.engine for placed in group.engines] if all(placed.up for placed in group.engines) else []
+            if all(placed.up for placed in group.engines):
+                return [placed.engine for placed in group.engines]
+            coming = [placed.coming for placed in group.engines if placed.coming is not None]
+        return coming if len(coming) == len(group.engines) else []
 
     def of_stage(self, stage: str) -> list[PlacedEngine]:
         """The engines that take requests of the stage."""

@@ -12,7 +12,7 @@ from omni import Omni, SamplingParams
 from omni.errors import LostPeerError
 from omni.process import stop_watch, supervisor
 from omni.process.child import EngineProcess
-from tests.omni.process.engines import SINGER, WRITER, alive, group_of, opened_apart, pids_of
+from tests.omni.process.engines import SINGER, WRITER, alive, group_of, kill, opened_apart, pids_of
 from tests.support.echo_family import eventually
 from tests.support.echo_omni import ENDLESS, run_program
 from tests.support.patience import PATIENCE_SECONDS
@@ -40,6 +40,17 @@ def test_a_request_that_comes_later_is_answered_by_a_new_one(omni: Omni):
     assert omni.generate("hello", stream=False).text == expected
     after = pids_of(omni)
     assert [place for place in before if after[place] != before[place]] == [WRITER]
+
+
+def test_one_that_is_stopped_while_it_is_started_again_is_replaced(omni: Omni):
+    expected, placed = omni.generate("hello", stream=False).text, group_of(omni)._supervisor.by_place[WRITER]
+    kill(omni, WRITER)
+    assert eventually(lambda: placed.coming is not None)
+    coming = placed.coming
+    assert coming is not None
+    os.kill(coming.pid, signal.SIGSTOP)
+    assert omni.generate("hello", stream=False).text == expected
+    assert placed.engine is not coming
 
 
 def test_requests_beyond_the_buffer_of_its_socket_end_too(omni: Omni, monkeypatch: pytest.MonkeyPatch):
