@@ -150,8 +150,7 @@ class RemoteEngine:
 
     def start(self, on_death: Callable[[StageError], StageError], on_unlinked: Callable[[str], None]) -> None:
         """Starts the listener, which calls both before requests fail. on_death: if the process ends without `close`; gives their
-        error.
-        on_unlinked: with the place of another engine, if the connection to it ends."""
+        error. on_unlinked: with the place of another engine, if the connection to it ends."""
         self._on_death, self._on_unlinked = on_death, on_unlinked
         listener = threading.Thread(target=self._listen, name="omni-listener", daemon=True)
         listener.start()
