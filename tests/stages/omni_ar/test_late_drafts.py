@@ -16,6 +16,7 @@ from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.test_pipeline import OPTIONS, PROMPTS, TOKENS, Pipelined, processors, whole
 from tests.support.ar_driver import ArDriver
 from tests.support.deep_models import VOCABULARY, Deep, filled
+from tests.support.devices import WarmingDevice
 from tests.support.tiers import SLOW, few
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("cheap_passes")]
@@ -51,6 +52,16 @@ def test_decode_steps_replay_captured_drafts(monkeypatch: pytest.MonkeyPatch) ->
     assert len(made) - 2 == len(contexts) - len(captured)
     assert counts[0] == counts[1]
     assert counts[0]["accepted_drafts"] > 20
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_captures_that_run_leave_drafts_in_the_right_slots(times: int) -> None:
+    """Of three slots, after so many runs for each of two sizes: these graphs write the messages, too."""
+    options = msgspec.structs.replace(DRAFTED, graph_batch_sizes=(2, 4))
+    cut = Pipelined(3, options, device=WarmingDevice(times), captured=True)
+    cut.driver.ask_all(PROMPTS, max_tokens=TOKENS)
+    cut.run()
+    assert cut.driver.all_tokens(len(PROMPTS)) == whole(PROMPTS).all_tokens(len(PROMPTS))
 
 
 def test_other_pages_drop_the_captured_drafts() -> None:
