@@ -22,6 +22,7 @@ from omni.process.errors import ErrorData
 from omni.sampling import SamplingParams, TextRules
 from omni.stage import StageUsage
 from omni.timeline.trace import Trace
+from omni.utils.struct_types import STRUCT_TYPES
 
 
 class _NoOptions(msgspec.Struct, frozen=True):
@@ -329,7 +330,9 @@ def lost_turn(raw: list[Any]) -> tuple[list[str], Turn]:
     """
     match raw:
         case ["Turn", [*outputs], *others]:
-            return [str(output[1]) for output in outputs], msgspec.convert(["Turn", [], *others], Turn)
+            with STRUCT_TYPES:
+                rest = msgspec.convert(["Turn", [], *others], Turn)
+            return [str(output[1]) for output in outputs], rest
     raise ValueError("not a turn")
 
 

@@ -1,5 +1,6 @@
 """Admitted, waiting and refused requests, over fake stages driven by hand."""
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable
@@ -25,11 +26,13 @@ def calls_of(action: Callable[[], object]) -> int:
         nonlocal count
         count += event == "call"
 
+    gc.disable()  # a library may have the collector call functions
     sys.setprofile(profile)
     try:
         action()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
