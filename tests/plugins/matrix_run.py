@@ -309,6 +309,6 @@ def cut(tokens: Sequence[int], stops: Sequence[str], vocabulary: Vocabulary) -> 
 
 
 def _bits(words_W: Any, count: int) -> Tensor:
-    """bool `[count]`: bit i of word w is id 64 * w + i; ids behind the last word are out."""
+    """bool `[count]`: bit i of word w is id 64 * w + i; ids after the last word are out."""
     bits = np.unpackbits(words_W.view(np.uint8), bitorder="little")[:count]
     return torch.from_numpy(np.pad(bits, (0, count - len(bits)))).bool()

@@ -79,7 +79,7 @@ def crowded_heads(kind: str, seed: int, layout: RankLayout) -> Scenario:
 
 
 def failing_heads(kind: str, seed: int, layout: RankLayout) -> Scenario:
-    """As `heads`, with steps that fail behind the last layers: before their tokens, and while their drafts are made."""
+    """As `heads`, with steps that fail after the last layer range: before their tokens, and while their drafts are made."""
     plan, draw = heads(kind, seed, layout), random.Random(f"failing {seed}")
     fails = {name: draw.sample(range(1, 40), 2) for name in ("compute_logits", "draft_tokens")}
     return replace(plan, captured=False, fails=fails)

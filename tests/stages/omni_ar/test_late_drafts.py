@@ -150,7 +150,7 @@ def test_drafts_have_the_blocks_that_they_attend_to_and_no_more(monkeypatch: pyt
     assert sum(each == 0 for each in spare) > 5
 
 
-def test_no_blocks_are_held_behind_the_last_token() -> None:
+def test_no_blocks_are_held_after_the_last_token() -> None:
     """A request for which the stage has just enough blocks would wait for ever for more."""
     cut = Pipelined(2, msgspec.structs.replace(DRAFTED, num_blocks=4, draft_tokens=8, max_model_len=40))
     cut.driver.ask("full", list(range(14)), max_tokens=2)

@@ -41,7 +41,7 @@ def test_drafts_change_no_request(kind: str, seed: int) -> None:
 
 @pytest.mark.plants_faults
 @pytest.mark.parametrize(("kind", "seed"), few(0, CASES, SLOW))
-def test_with_steps_that_fail_behind_the_last_layers(kind: str, seed: int) -> None:
+def test_with_steps_that_fail_after_the_last_layer_range(kind: str, seed: int) -> None:
     play(kind, seed, failing_heads)
 
 

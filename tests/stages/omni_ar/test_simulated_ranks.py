@@ -313,8 +313,8 @@ EARLY = Scenario(
     fails={"compute_logits": (2,)},
     rests={0: (2, 120)},
 )
-"""The second step has the end of the second prompt, and fails behind the last layers. The first request rests meanwhile, and while
-the first rank accepts the failed step's tokens."""
+"""The second step has the end of the second prompt, and fails after the last layer range. The first request rests meanwhile, and
+while the first rank accepts the failed step's tokens."""
 DRAFTED = msgspec.structs.replace(EARLY.options, drafter="fabricated", draft_tokens=2, drafter_args={"rate": 0.5})
 
 
@@ -323,7 +323,7 @@ def without_contents(*message: object) -> None:
 
 
 @pytest.mark.plants_faults
-@pytest.mark.parametrize("plan", [EARLY, replace(EARLY, options=DRAFTED)], ids=["fields alone", "with drafts"])
+@pytest.mark.parametrize("plan", [EARLY, replace(EARLY, options=DRAFTED)], ids=["tokens alone", "with drafts"])
 def test_tokens_of_a_failed_step_change_no_row(plan: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(plan, 0).counters["failed"] == 1
     monkeypatch.setattr(pipeline, "void_tokens", without_contents)
