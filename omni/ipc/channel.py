@@ -115,10 +115,9 @@ class Channel(Generic[SendT, ReceiveT]):
 
         Raises ChannelClosed, and Undecodable for a message that is lost.
         """
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if block else socket.MSG_DONTWAIT)
         try:
-            # Not `socket.recv_fds`: Python 3.11's does not pass its flags on.
-            flags = socket.MSG_CMSG_CLOEXEC | (0 if block else socket.MSG_DONTWAIT)
-            packet, ancillary, _, _ = self._socket.recvmsg(_PACKET_BYTES + 3, _ANCILLARY_BYTES, flags)
+            packet, ancillary = self._receive_packet(flags)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -145,6 +144,14 @@ class Channel(Generic[SendT, ReceiveT]):
             if extra is not None:
                 os.close(extra)
             raise Undecodable(_raw(body), error) from error
+
+    def _receive_packet(self, flags: int) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+        # Not `socket.recv_fds`: Python 3.11's does not pass its flags on.
+        with suppress(ConnectionResetError):
+            return self._socket.recvmsg(_PACKET_BYTES + 3, _ANCILLARY_BYTES, flags)[:2]
+        # The other end was closed before it had received all messages. The system reports that once, before it gives the messages
+        # that were sent earlier; the last of them may have the cause.
+        return self._socket.recvmsg(_PACKET_BYTES + 3, _ANCILLARY_BYTES, flags)[:2]
 
     def shutdown(self) -> None:
         """Ends the connection. Messages that have arrived can still be received; then both sides get ChannelClosed. Any thread."""

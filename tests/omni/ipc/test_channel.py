@@ -189,6 +189,21 @@ def test_an_end_that_closes_is_noticed_by_both():
             here.send(Message(array=np.zeros(10**5)))
 
 
+@pytest.mark.parametrize("block", [True, False])
+def test_the_last_messages_of_an_end_that_closes_with_unread_ones_arrive(block: bool):
+    with connected() as (here, there):
+        there.send(Message(text="unread"))
+        for text in ("cause", "last"):
+            here.send(Message(text=text))
+        here.close()
+        for text in ("cause", "last"):
+            message = there.receive(block=block)
+            assert message is not None
+            assert message[0].text == text
+        with pytest.raises(ChannelClosed):
+            there.receive(block=block)
+
+
 def test_a_thread_that_waits_is_woken_by_shutdown():
     with connected() as (_, there):
         ended = threading.Event()
