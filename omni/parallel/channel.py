@@ -1,7 +1,6 @@
 """Messages from rank 0 of a stage to the others, through sockets."""
 
 import socket
-import struct
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,8 +10,7 @@ import msgspec
 
 from omni.errors import LostRankError
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
-
-_SECONDS = struct.Struct("ll")
+from omni.utils.sockets import limit_wait
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -54,7 +52,7 @@ class SendingChannel:
         self._seconds = seconds
         self._counters = counters
         for end in ends.values():
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SECONDS.pack(int(seconds), 0))
+            limit_wait(end, socket.SO_SNDTIMEO, seconds)
         self._channels = {rank: _open(end) for rank, end in ends.items()}
 
     def send(self, message: bytes) -> None:

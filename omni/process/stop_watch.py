@@ -1,4 +1,4 @@
-"""Ends engines whose process is stopped, as by SIGSTOP, while a request waits for them.
+"""Ends engines whose process is stopped, as by SIGSTOP, while a request or the start waits for them.
 
 Otherwise such an engine is noticed only if another rank waits for it.
 """
@@ -11,7 +11,7 @@ from typing import Protocol
 from omni.parallel.watch import HangWatch
 
 STOPPED_SECONDS = 60.0
-"""Time for which a process may be stopped while a request waits for it."""
+"""Time for which a process may be stopped while it is awaited."""
 
 _LOOK_SECONDS = 1.0
 
@@ -51,7 +51,7 @@ class StoppedEngineWatch:
         self._watches += [HangWatch(self._limit, self._seconds) for _ in engines[len(self._watches) :]]
         for watch, engine in zip(self._watches, engines, strict=False):
             if watch.hangs(engine if awaited and engine.stopped else None):
-                engine.give_up(f"since it was stopped for {self._limit:g} s while a request waited for it")
+                engine.give_up(f"since it was stopped for {self._limit:g} s while it was awaited")
 
 
 def start_watching(watches: Sequence[StoppedEngineWatch], closing: threading.Event) -> threading.Thread:

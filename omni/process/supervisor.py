@@ -71,7 +71,7 @@ class EngineSupervisor:
                 stages = tuple(stage.name for stage in pipeline.order() if stage.name in own)
                 engine, self._early = self._early or self._new_engine(), None
                 share = DeviceShare(earlier[device], devices[device])
-                self.by_place[place] = PlacedEngine(place, stages, share, engine, group)
+                self.by_place[place] = PlacedEngine(place, stages, share, engine, group, coming=engine)
                 group.engines.append(self.by_place[place])
             self._groups.append(group)
             earlier.update(map(device_of, places))
@@ -90,6 +90,8 @@ class EngineSupervisor:
     def ready(self) -> None:
         """Waits until all stages are loaded and the engines are connected. Raises the first error, with the type and text that
         it has in its process."""
+        watches = [StoppedEngineWatch(partial(self._present, group), STOPPED_SECONDS) for group in self._groups]
+        self._watching = start_watching(watches, self.closing)
         for number, groups in enumerate(self._rounds):
             for group in groups if number else ():
                 self._load(group, [placed.engine for placed in group.engines])
@@ -102,8 +104,6 @@ class EngineSupervisor:
                     raise LostPeerError(", ".join(second.stages), "connecting", "its process has ended")
             for group in self._groups:
                 self._open(group)
-        watches = [StoppedEngineWatch(partial(self._present, group), STOPPED_SECONDS) for group in self._groups]
-        self._watching = start_watching(watches, self.closing)
 
     def _present(self, group: StartGroup) -> list[RemoteEngine]:
         """The engines of a group that run, or are being loaded; none while there is only a part of them."""
@@ -165,7 +165,7 @@ class EngineSupervisor:
 
     def _start(self, placed: PlacedEngine, engine: RemoteEngine) -> None:
         with self.lock:
-            placed.engine, placed.lost, placed.since = engine, None, time.monotonic()
+            placed.engine, placed.coming, placed.lost, placed.since = engine, None, None, time.monotonic()
         engine.start(partial(self._died, placed, engine), partial(self._unlinked, placed, engine))
 
     def _open(self, group: StartGroup) -> None:
@@ -245,14 +245,14 @@ class EngineSupervisor:
             ended, problem = other.engine, f"its connection to {placed.place} has ended"
             ranks = self._placement.rank_names(other.place)
             other.up, other.lost = False, LostPeerError(", ".join(other.stages), "running", problem, ranks)
-        _log.warning("%s: %s; its process is started again", other.place, problem)
+        _report(logging.WARNING, f"{other.place}: {problem}; its process is started again")
         ended.give_up()
 
     def _restart(self, group: StartGroup) -> None:
         while (error := self._lost(group)) is not None:
             delay = restart_delay(self._options.restart_seconds, group.restarts)
             group.restarts += 1
-            _log.warning("%s: %s; it is started again in %.1f s", group.name, error, delay)
+            _report(logging.WARNING, f"{group.name}: {error}; it is started again in {delay:.1f} s")
             if self.closing.wait(delay):
                 continue
             try:
@@ -280,7 +280,7 @@ class EngineSupervisor:
             self._restarting.remove(threading.current_thread())
         if group.engines[0].failure is not None:
             # Without the lock: a log handler may ask the engines, whose listeners take it.
-            _log.error("%s: %s", group.name, group.engines[0].failure)
+            _report(logging.ERROR, f"{group.name}: {group.engines[0].failure}")
         return None
 
     def _replace(self, group: StartGroup) -> None:
@@ -335,6 +335,12 @@ class EngineSupervisor:
         early, self._early = self._early, None
         if early is not None:
             early.kill()
+
+
+def _report(level: int, message: str) -> None:
+    """Logs a message. Errors of log handlers are ignored, since requests wait for the thread."""
+    with suppress(Exception):
+        _log.log(level, "%s", message)
 
 
 def restart_delay(seconds: float, restarts: int) -> float:

@@ -25,6 +25,7 @@ import msgspec
 from omni.errors import StageError
 from omni.serve.audio.encode import Samples
 from omni.serve.audio.encoder_messages import EncodeWork, ForgetEncoder, Reply, Request
+from omni.utils.sockets import limit_wait
 from omni.utils.struct_types import STRUCT_TYPES
 
 _log = logging.getLogger("omni.serve")
@@ -42,6 +43,8 @@ _BOOT = (
     "from omni.serve.audio.encoder_process import main\n"
     "main(int(sys.argv[1]))\n"
 )
+_HUNG_SECONDS = 60.0
+"""A process that takes or answers nothing for this time is ended: it may be stopped, as by SIGSTOP."""
 _EXIT_SECONDS = 5.0
 _SLICE = 2**16
 """Maximum number of samples encoded at once, which bounds the wait of other files."""
@@ -98,10 +101,11 @@ class EncoderProcess:
                 return self._decoder.decode(self._sent(work).recv_bytes())
             except (OSError, EOFError) as error:
                 self._end()
-                _log.error("a process of encoders ended (%r); it is started again", error)
+                how = f"was stopped for {_HUNG_SECONDS:g} s" if isinstance(error, BlockingIOError) else "ended"
+                _log.error("a process of encoders %s (%r); it is started again", how, error)
                 if last:  # the process took the partial file with it
                     break
-        return Reply(b"", "its process ended")
+        return Reply(b"", f"its process {how}")
 
     def _forget_soon(self, file: int) -> None:
         if not self._closed:
@@ -127,6 +131,8 @@ class EncoderProcess:
                 # -P: no folder of the user's comes before `sys.path` is theirs.
                 command = [sys.executable, "-P", "-c", _BOOT, str(other.fileno()), str(os.getpid()), json.dumps(paths)]
                 self._process = subprocess.Popen(command, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                limit_wait(own, option, _HUNG_SECONDS)
             self._connection = Connection(own.detach())
         return self._connection
 

@@ -102,6 +102,32 @@ def test_a_place_that_cannot_start_again_fails_its_requests(tmp_path: Path):
     assert children() == before
 
 
+def test_a_log_handler_that_raises_delays_no_restart(model: Path):
+    class Broken(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            messages.append(record.getMessage())
+            raise OSError("no space left on the device")
+
+    messages: list[str] = []
+    handler, logger = Broken(), logging.getLogger("omni.process.supervisor")
+    logger.addHandler(handler)
+    try:
+        with opened_apart(model, {"engine.restarts": 1}) as omni:
+            kill(omni, SINGER)
+            assert_answers(omni)
+            kill(omni, SINGER)
+            with pytest.raises(StageError, match="load the model again"):
+                omni.generate("abc", stream=False)
+    finally:
+        logger.removeHandler(handler)
+    ends = [message.rpartition("; ")[2] for message in messages]
+    # Who notices the end first is open: the other engine or the user's process.
+    assert [end for end in ends if end != "its process is started again"] == [
+        "it is started again in 0.0 s",
+        "load the model again",
+    ]
+
+
 def test_paths_of_settings_are_those_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """After the program has changed its folder, and that one was removed."""
     folder, other = echo_model(tmp_path), tmp_path / "other"

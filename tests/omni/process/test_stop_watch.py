@@ -47,7 +47,7 @@ def test_one_that_is_stopped_is_ended_when_a_request_has_waited(rank: int, asked
     assert watched.ended == ["", "", ""]
     watched.look(1)
     expected = ["", "", ""]
-    expected[rank] = "since it was stopped for 60 s while a request waited for it"
+    expected[rank] = "since it was stopped for 60 s while it was awaited"
     assert watched.ended == expected
 
 

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,9 @@ from omni import Omni, SamplingParams
 from omni.errors import LostPeerError
 from omni.process import stop_watch, supervisor
 from omni.process.child import EngineProcess
-from tests.omni.process.engines import SINGER, WRITER, alive, group_of, kill, opened_apart, pids_of
+from omni.process.messages import Start
+from omni.process.remote import RemoteEngine
+from tests.omni.process.engines import SINGER, WRITER, alive, children, group_of, kill, opened_apart, pids_of
 from tests.support.echo_family import eventually
 from tests.support.echo_omni import ENDLESS, run_program
 from tests.support.patience import PATIENCE_SECONDS
@@ -51,6 +53,22 @@ def test_one_that_is_stopped_while_it_is_started_again_is_replaced(omni: Omni):
     os.kill(coming.pid, signal.SIGSTOP)
     assert omni.generate("hello", stream=False).text == expected
     assert placed.engine is not coming
+
+
+def test_one_that_is_stopped_during_the_first_start_fails_it(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(supervisor, "STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(stop_watch, "_LOOK_SECONDS", 0.05)
+    load, before = RemoteEngine.load, children()
+
+    def stopped(self: RemoteEngine, start: Start, stages: Iterable[str], ranks: str = "") -> None:
+        if start.place == WRITER:
+            os.kill(self.pid, signal.SIGSTOP)
+        load(self, start, stages, ranks)
+
+    monkeypatch.setattr(RemoteEngine, "load", stopped)
+    with pytest.raises(LostPeerError, match=r"was ended since it was stopped for 0\.2 s while it was awaited"):
+        opened_apart(model)
+    assert children() == before
 
 
 def test_requests_beyond_the_buffer_of_its_socket_end_too(omni: Omni, monkeypatch: pytest.MonkeyPatch):

@@ -79,7 +79,7 @@ def assert_request_starts_again(omni: Omni, place: str, caplog: pytest.LogCaptur
 def test_a_request_that_comes_later_is_answered_by_new_ones(
     omni: Omni, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert_request_starts_again(omni, place, caplog, "was ended since it was stopped for 0.2 s while a request")
+    assert_request_starts_again(omni, place, caplog, "was ended since it was stopped for 0.2 s while it was awaited")
 
 
 @pytest.mark.usefixtures("watched_closely")

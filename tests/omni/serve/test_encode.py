@@ -4,6 +4,8 @@ import asyncio
 import io
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +17,13 @@ import soxr
 import torch
 
 from omni.errors import InputError, StageError
+from omni.serve.audio import encoder_pool
 from omni.serve.audio.encode import FORMATS, SpeechEncoder, check_format
 from omni.serve.audio.encoded_sound import EncodedSound
 from omni.serve.audio.encoder_messages import EncodeWork, ForgetEncoder
 from omni.serve.audio.encoder_pool import EncoderPool
 from omni.serve.audio.encoder_process import Encoders
+from omni.utils.sockets import limit_wait
 from tests.omni.serve.decoded import decoded
 from tests.support.entry_points import REPOSITORY
 from tests.support.patience import PATIENCE_SECONDS
@@ -230,6 +234,34 @@ def test_a_process_that_ends_fails_its_files_alone() -> None:
         assert await _pushed(EncodedSound("mp3", pool), samples.numpy())
 
     asyncio.run(end_within())
+    asyncio.run(pool.close())
+
+
+@pytest.mark.parametrize("count", [4800, 2**16])
+def test_a_stopped_process_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """count: samples of a message, which fits into the socket's buffer or does not."""
+    monkeypatch.setattr(encoder_pool, "_EXIT_SECONDS", 0.1)
+    pool, samples = EncoderPool(1), torch.from_numpy(tone(24000, 4.0))
+
+    async def stop_within() -> None:
+        sound = EncodedSound("mp3", pool)
+        assert await sound.push(samples, 24000)
+        process = pool.processes[0]
+        assert process.pid is not None
+        assert process._connection is not None
+        stopped = process.pid
+        with socket.socket(fileno=os.dup(process._connection.fileno())) as end:
+            # Not before: its start takes longer.
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                assert end.getsockopt(socket.SOL_SOCKET, option, 16) == struct.pack("ll", 60, 0)
+                limit_wait(end, option, 0.25)
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(StageError, match="its process was stopped for 60 s"):
+            await sound.push(samples[:count], 24000)
+        assert await _pushed(EncodedSound("mp3", pool), samples.numpy())
+        assert pool.processes[0].pid != stopped
+
+    asyncio.run(stop_within())
     asyncio.run(pool.close())
 
 
