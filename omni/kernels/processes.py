@@ -20,11 +20,11 @@ import torch
 
 from omni.kernels.compiler import Packet, Task
 from omni.kernels.variant import Variant
+from omni.utils.interpreter import CAN_START
 from omni.utils.sockets import packet_pair
 
 _log = logging.getLogger(__name__)
 
-_SUPPORTED = sys.platform == "linux" and bool(sys.executable)  # an interpreter inside another program has no executable
 _MOST = 32
 """Processes: a start has a few hundred variants, and the slowest one bounds it."""
 _STALLED_SECONDS = 120.0
@@ -40,7 +40,7 @@ _BOOT = (
 def process_count(asked: int | None, engines: int = 1) -> int:
     """The number of processes of an engine. asked: `engine.compile_processes`; None is one for each core that this process may
     use, less two for the load of weights, divided among the `engines` of this machine. 0 where none can be started."""
-    if not _SUPPORTED:
+    if not CAN_START:
         return 0
     if asked is not None:
         return asked

@@ -17,10 +17,6 @@ from omni.utils.sockets import packet_pair
 
 _log = logging.getLogger(__name__)
 
-# An interpreter inside another program has no executable, or that of a frozen program, which would start itself.
-SUPPORTED = sys.platform == "linux" and bool(sys.executable) and not vars(sys).get("frozen", False)
-"""Whether a process can be started here."""
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """These signals may reach both processes. The user's process alone handles them, and the engine's process ends with it."""
 

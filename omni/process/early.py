@@ -7,7 +7,8 @@ from pathlib import Path
 
 from omni.config import SettingsLayer
 from omni.pipeline import ENGINE
-from omni.process.child import SUPPORTED, EngineProcess
+from omni.process.child import EngineProcess
+from omni.utils.interpreter import CAN_START
 
 _NVIDIA = Path("/dev/nvidiactl")
 
@@ -46,7 +47,7 @@ def start_early(
 
     The caller ends a process that turns out to be unnecessary, such as one for `"auto"` with a torch without CUDA.
     """
-    if not SUPPORTED or not _wanted(layers):
+    if not CAN_START or not _wanted(layers):
         return None
     folder = _folder_of(model)
     return _ahead.pop((folder, family), None) or EngineProcess(folder, family)

@@ -7,23 +7,23 @@ import torch
 
 from omni.engine import EngineOptions, device_of
 from omni.errors import ConfigError
-from omni.process.child import SUPPORTED
+from omni.utils.interpreter import CAN_START
 
 
 def runs_in_process(options: EngineOptions, device: torch.device, places: int = 1) -> bool:
     """Whether the engine runs in a process of its own, by `engine.process` and the number of places of its stages. Raises
     ConfigError for `"thread"` with several places, and for `"process"` where it is not supported."""
-    if (options.process == "process" or places > 1) and not SUPPORTED:
+    if (options.process == "process" or places > 1) and not CAN_START:
         raise ConfigError(
             "engine.process",
-            "a process is not supported here: it needs Linux and a Python interpreter",
+            "a process is not supported here: it needs Linux, and the executable of a Python interpreter",
             'use "thread", with all stages on one device',
         )
     if options.process == "thread" and places > 1:
         problem = 'is "thread", and the stages are placed on several devices or processes'
         raise ConfigError("engine.process", problem, 'leave it out, or set it to "process"')
     if options.process == "auto":
-        return SUPPORTED and (device.type == "cuda" or places > 1)
+        return CAN_START and (device.type == "cuda" or places > 1)
     return options.process == "process"
 
 

@@ -18,6 +18,7 @@ from omni.serve.metrics import ServerMetrics
 from omni.serve.observer import Observer, RequestObserver
 from omni.serve.options import ServeOptions
 from omni.serve.transcripts import Transcripts
+from omni.utils.interpreter import CAN_START
 
 Shorter = Callable[[LongPromptError], tuple[Messages, int | None] | None]
 """Makes shorter messages after the error of a long prompt, and `max_prompt_tokens` of them; None if there are none."""
@@ -36,7 +37,7 @@ class Server:
         self.names = options.model_names or ("omni",)
         self.voices = Voices(omni.voices, options.voices)
         self.limits = ServeLimits(options)
-        self.encoders = EncoderPool(options.encoder_processes)
+        self.encoders = EncoderPool(options.encoder_processes if CAN_START else 0)
         self.activity = ActivityFeed(omni, self.limits)
         self.transcripts = Transcripts(options.audio_seconds, options.max_kept_audio)
         self.metrics = ServerMetrics(omni, self.limits, self.names[0])

@@ -109,5 +109,5 @@ def test_processes_follow_the_cores(monkeypatch: pytest.MonkeyPatch):
     assert [process_count(asked) for asked in (0, 3)] == [0, 3]
     monkeypatch.setattr(processes, "_cores", lambda: 1)
     assert process_count(None) == 1
-    monkeypatch.setattr(processes, "_SUPPORTED", False)
+    monkeypatch.setattr(processes, "CAN_START", False)
     assert process_count(3) == 0

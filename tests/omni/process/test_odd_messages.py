@@ -117,13 +117,6 @@ def test_a_process_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatc
         Omni(odd_model(tmp_path), device="cpu", plugins=odd_plugins(), overrides={"engine.process": "process"})
 
 
-def test_a_frozen_program_starts_no_process():
-    """Its executable is the program, which would start itself again and again."""
-    code = "import sys; sys.frozen = True; from omni.process.child import SUPPORTED; print(SUPPORTED)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 def test_a_process_that_ends_at_once_is_an_error_with_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("omni.process.child._BOOT", "raise SystemExit(3)")
     with pytest.raises(StageError, match=r"failed while starting: its process \d+ exited with status 3"):

@@ -171,7 +171,7 @@ def test_a_device_that_is_not_here_is_refused_before_anything_is_read(
 def test_a_place_that_is_not_here_is_refused_before_anything_is_read(
     command: list[str], place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("omni.process.early.SUPPORTED", False)  # the process that is started ahead
+    monkeypatch.setattr("omni.process.early.CAN_START", False)  # the process that is started ahead
     for given in (["--place", f"singer={place}"], ["--set", f"singer.place={place}"]):
         result = CliRunner().invoke(app, [*command, "--device", "cpu", *given])
         assert result.exit_code == 1
