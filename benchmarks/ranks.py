@@ -1,6 +1,6 @@
 """Decode steps of a stage on one device and cut across several, through `Omni` as users run it.
 
-    python benchmarks/ranks.py [--shape qwen3-omni-30b] [--ranks 1 2] [--ways tensor expert pipeline] [--rows 1 8 32] [--json FILE]
+    python benchmarks/ranks.py [--shape qwen3-omni-30b] [--ranks 1 2] [--ways tensor expert pipeline] [--rows 1 8 32] [--prompt 64]
 
 --ways: `tensor` cuts each layer, `expert` too but divides the experts, `pipeline` divides the layers into layer ranges.
 
@@ -8,7 +8,8 @@ Dummy weights. Each of `--rows` requests draws tokens at temperature 1, twice: f
 difference of the two, over the difference of the tokens; the median of `--rounds`. With a pipeline, a row is in every second step
 of two ranks, and the time is that of a row's token. The stage is the thinker of the shape; its other stages are on the first device
 and idle. The host time of `sample_tokens` at the first rank is the median of all steps of the rounds, from `Omni.counters()`, whose
-groups of durations are 10 microseconds wide up to 200.
+groups of durations are 10 microseconds wide up to 200. The time of the prompts is that of the few tokens without their
+steps; no prompt is in the prefix cache.
 
 --timeline: a folder for a timeline of each way with several ranks, of a further run with the last of `--rows`. Printed of each
 rank: how much of the time between the starts of its decode steps it is busy, and how long it is idle between two steps; the host
@@ -20,6 +21,7 @@ are not counted here (`decode.py` counts them).
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -47,13 +49,13 @@ from shapes import SHAPES
 
 STAGES = {"qwen3-omni-30b": "thinker", "qwen2.5-omni-7b": "thinker", "tiny-omni": "thinker"}
 FEW, MANY = 64, 320
-PROMPT = 64
+_salts = map(str, itertools.count())
 
 
 @dataclass(frozen=True, slots=True)
 class RanksRun:
     """milliseconds: of a row's token. experts: of a layer, if rows chose them at random; None for a dense stage. start: seconds.
-    sample_tokens_us: median."""
+    sample_tokens_us: median. prompts: milliseconds until all rows have their first token."""
 
     ranks: int
     way: str
@@ -63,6 +65,7 @@ class RanksRun:
     experts: float | None
     start: float
     sample_tokens_us: float
+    prompts: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +112,22 @@ def measure(folder: str, arguments: argparse.Namespace, ranks: int, way: str) ->
     with opened(folder, arguments, ranks, way) as omni:
         start = time.perf_counter() - since
         runs: list[RanksRun] = []
-        with random_prompts(omni, stage, sizes.vocab):
+        with random_prompts(omni, stage, sizes.vocab, arguments.prompt):
             for rows in arguments.rows:
                 generate(omni, stage, rows, FEW)
-                times, before = list[float](), omni.counters()[stage]
+                times, first, before = list[float](), list[float](), omni.counters()[stage]
                 for _ in range(arguments.rounds):
                     few, many = (generate(omni, stage, rows, tokens) for tokens in (FEW, MANY))
                     times.append((many - few) / (MANY - FEW))
-                step = statistics.median(times)
+                    first.append(few - (FEW - 1) * times[-1])
+                step, prompts = statistics.median(times), statistics.median(first) * 1e3
                 sampling = DurationCounts.of("sample_tokens", omni.counters()[stage], before).percentile(0.5)
                 assert sampling is not None
-                runs.append(RanksRun(ranks, way, rows, step * 1e3, rows / step, sizes.used(rows), start, sampling))
+                experts = sizes.used(rows)
+                runs.append(RanksRun(ranks, way, rows, step * 1e3, rows / step, experts, start, sampling, prompts))
                 print(
                     f"{named(runs[-1])}, {rows} rows: {step * 1e3:.3f} ms a step, sample_tokens {sampling:.0f} us p50,"
-                    f" start {start:.1f} s",
+                    f" prompts {prompts:.0f} ms, start {start:.1f} s",
                     flush=True,
                 )
         return runs
@@ -136,7 +141,8 @@ def record(folder: str, arguments: argparse.Namespace, ranks: int, way: str) -> 
     """Writes a timeline, and prints the busy and the idle time of each rank."""
     stage, rows = STAGES[arguments.shape], arguments.rows[-1]
     file = arguments.timeline / f"{way}-{ranks}.json"
-    with opened(folder, arguments, ranks, way, file) as omni, random_prompts(omni, stage, TextSizes.read(folder).vocab):
+    vocab, prompt = TextSizes.read(folder).vocab, arguments.prompt
+    with opened(folder, arguments, ranks, way, file) as omni, random_prompts(omni, stage, vocab, prompt):
         generate(omni, stage, rows, FEW)
     report = make_report(read_trace(file))
     for host in report.host:
@@ -159,7 +165,7 @@ def record(folder: str, arguments: argparse.Namespace, ranks: int, way: str) -> 
 
 
 @contextmanager
-def random_prompts(omni: Omni, stage: str, vocab: int) -> Iterator[None]:
+def random_prompts(omni: Omni, stage: str, vocab: int, length: int) -> Iterator[None]:
     """While entered, the prompt of a chat, whose text is a number, is random ids with this seed. Text would not do: the tokenizers
     of the shapes have a few hundred tokens."""
     frontend = omni._client.frontend
@@ -168,12 +174,12 @@ def random_prompts(omni: Omni, stage: str, vocab: int) -> Iterator[None]:
     def prepare(chat: Chat) -> Prepared:
         prepared, (part,) = real(chat), chat.messages[-1].content
         assert isinstance(part, TextPart)
-        ids = np.random.default_rng(int(part.text)).integers(0, vocab, PROMPT, dtype=np.int64)
+        ids = np.random.default_rng(int(part.text)).integers(0, vocab, length, dtype=np.int64)
         (payload,) = prepared.inputs[stage]
         assert isinstance(payload.meta, Prompt)
         axes, columns = payload.meta.positions.shape[0], payload.meta.columns.shape[0]
-        positions = np.broadcast_to(np.arange(PROMPT), (axes, PROMPT)).copy()
-        prompt = Prompt(columns=np.tile(ids, (columns, 1)), positions=positions, next_position=PROMPT)
+        positions = np.broadcast_to(np.arange(length), (axes, length)).copy()
+        prompt = Prompt(columns=np.tile(ids, (columns, 1)), positions=positions, next_position=length)
         return replace(prepared, inputs={**prepared.inputs, stage: (Payload(prompt),)})
 
     with patch.object(frontend, "prepare", prepare):
@@ -185,7 +191,9 @@ def generate(omni: Omni, stage: str, rows: int, tokens: int) -> float:
     sampling = SamplingParams(max_tokens=tokens, temperature=1.0, ignore_eos=True)
     prompts = [str(index) for index in range(rows)]
     since = time.perf_counter()
-    results = omni.generate(prompts, modalities=("text",), sampling={stage: sampling}, stream=False)
+    results = omni.generate(
+        prompts, modalities=("text",), sampling={stage: sampling}, cache_salt=next(_salts), stream=False
+    )
     took = time.perf_counter() - since
     assert isinstance(results, list)
     for result in results:
@@ -199,6 +207,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=STAGES, default="qwen3-omni-30b")
     parser.add_argument("--ranks", type=positive_int, nargs="+", default=[1, 2])
     parser.add_argument("--rows", type=positive_int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--prompt", type=positive_int, default=64, help="tokens of each prompt")
     parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--ways", choices=("tensor", "expert", "pipeline"), nargs="+", default=["tensor"])
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of several ranks; none as shipped")
@@ -225,13 +234,14 @@ def main() -> None:
         "of one device's",
         "tokens/s",
         "experts at random",
+        "prompts ms",
         "start s",
         "sample_tokens us",
     )
     rows = [
         (named(r), str(r.rows), f"{r.milliseconds:.3f}",
          f"{r.milliseconds / alone[r.rows]:.2f}" if r.rows in alone else "", f"{r.tokens_per_second:.0f}",
-         f"{r.experts:.1f}" if r.experts is not None else "", f"{r.start:.1f}",
+         f"{r.experts:.1f}" if r.experts is not None else "", f"{r.prompts:.0f}", f"{r.start:.1f}",
          f"{r.sample_tokens_us:.0f}")
         for r in runs
     ]  # fmt: skip

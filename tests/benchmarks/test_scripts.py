@@ -111,13 +111,14 @@ def test_ranks_gives_each_row_a_random_prompt_of_its_own(monkeypatch: pytest.Mon
     given = Prompt(columns=np.zeros((1, 5), np.int64), positions=np.zeros((3, 5), np.int64), next_position=5)
     frontend = SimpleNamespace(prepare=lambda chat: Prepared({"thinker": [Payload(given)]}, prompt_tokens=5))
     real, vocab = frontend.prepare, 100_000
-    with script.random_prompts(SimpleNamespace(_client=SimpleNamespace(frontend=frontend)), "thinker", vocab):
+    omni = SimpleNamespace(_client=SimpleNamespace(frontend=frontend))
+    with script.random_prompts(omni, "thinker", vocab, 70):
         chats = [SimpleNamespace(messages=[Message("user", (TextPart(text),))]) for text in ("0", "1", "0")]
         prompts = [frontend.prepare(chat).inputs["thinker"][0].meta for chat in chats]
     assert frontend.prepare is real
     for prompt in prompts:
         prompt.check(1, 3, vocab)
-        assert prompt.length == prompt.next_position == 64
+        assert prompt.length == prompt.next_position == 70
     first, second, again = (set(prompt.columns[0].tolist()) for prompt in prompts)
     assert first == again
     assert len(first & second) <= 2, "of 100,000 ids two prompts share hardly any"
