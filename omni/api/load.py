@@ -36,7 +36,7 @@ from omni.pipeline import FRONTEND, Pipeline
 from omni.plugin.manager import Plugins, load_plugins
 from omni.process.child import EngineProcess
 from omni.process.group import EngineGroup
-from omni.process.select import runs_in_process
+from omni.process.select import runs_in_process, warn_of_thread
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ def load(
     )
     if runs_in_process(options, named):
         return _load_in_processes(asked)
+    warn_of_thread(options, named)
     adapt_to_fork(named)
     return _load(asked, open_device(options.device))
 

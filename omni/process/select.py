@@ -1,5 +1,6 @@
 """Whether the engine runs in a process of its own, and the threads of torch there."""
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -9,6 +10,10 @@ from omni.engine import EngineOptions, device_of
 from omni.errors import ConfigError
 from omni.utils.interpreter import CAN_START
 
+_log = logging.getLogger(__name__)
+
+_NEEDS = "it needs Linux, and the executable of a Python interpreter"
+
 
 def runs_in_process(options: EngineOptions, device: torch.device, places: int = 1) -> bool:
     """Whether the engine runs in a process of its own, by `engine.process` and the number of places of its stages. Raises
@@ -16,7 +21,7 @@ def runs_in_process(options: EngineOptions, device: torch.device, places: int = 
     if (options.process == "process" or places > 1) and not CAN_START:
         raise ConfigError(
             "engine.process",
-            "a process is not supported here: it needs Linux, and the executable of a Python interpreter",
+            f"a process is not supported here: {_NEEDS}",
             'use "thread", with all stages on one device',
         )
     if options.process == "thread" and places > 1:
@@ -25,6 +30,16 @@ def runs_in_process(options: EngineOptions, device: torch.device, places: int = 
     if options.process == "auto":
         return CAN_START and (device.type == "cuda" or places > 1)
     return options.process == "process"
+
+
+def warn_of_thread(options: EngineOptions, device: torch.device) -> None:
+    """Warns of an engine in a thread, if by default it would have a process, and none can be started here."""
+    if options.process == "auto" and device.type == "cuda" and not CAN_START:
+        _log.warning(
+            "engine.process: the engine runs in a thread, where other Python code of the program delays each step: "
+            "a process is not supported here: %s",
+            _NEEDS,
+        )
 
 
 def threads_of(place: str, places: Sequence[str]) -> int:

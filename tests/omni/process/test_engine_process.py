@@ -20,8 +20,9 @@ from omni import CheckpointError, ConfigError, Omni, PluginError, Result, Sampli
 from omni.api.arguments import GenerateArguments, Messages
 from omni.engine import EngineOptions
 from omni.errors import InputError, LostPeerError, OverloadedError, SyncError
+from omni.process import select
 from omni.process.errors import ErrorData, RemoteTraceback
-from omni.process.select import runs_in_process, threads_of
+from omni.process.select import runs_in_process, threads_of, warn_of_thread
 from tests.omni.process.engines import alive, group_of, pids_of
 from tests.support.echo_family import BREAK, HANG, echo_plugins, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held, run_program
@@ -318,6 +319,21 @@ def test_auto_runs_engines_of_cuda_in_a_process():
     assert [runs_in_process(EngineOptions(process="auto"), device) for device in (cpu, cuda)] == [False, True]
     assert [runs_in_process(EngineOptions(process="thread"), device) for device in (cpu, cuda)] == [False, False]
     assert [runs_in_process(EngineOptions(process="process"), device) for device in (cpu, cuda)] == [True, True]
+
+
+def test_an_engine_that_has_no_process_by_default_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    warn_of_thread(EngineOptions(process="auto"), cuda)
+    monkeypatch.setattr(select, "CAN_START", False)
+    warn_of_thread(EngineOptions(process="auto"), cpu)
+    warn_of_thread(EngineOptions(process="thread"), cuda)
+    assert not caplog.records
+    assert not runs_in_process(EngineOptions(process="auto"), cuda)
+    warn_of_thread(EngineOptions(process="auto"), cuda)
+    (record,) = caplog.records
+    assert "engine.process: the engine runs in a thread" in record.getMessage()
 
 
 @pytest.mark.parametrize(
