@@ -64,7 +64,7 @@ async def read_body(
                 body += piece
     except TimeoutError as error:
         problem = f"did not come within {options.body_seconds:g} s"
-        raise HttpError(408, "request_timeout", "body", problem, "send it faster", {"connection": "close"}) from error
+        raise HttpError(408, "request_timeout", "body", problem, "send it faster") from error
     return bytes(body)
 
 
@@ -127,8 +127,8 @@ def _announced(request: Request) -> int:
 
 def _too_large(options: ServeOptions) -> HttpError:
     problem = f"is larger than {options.max_body_bytes:,} bytes"
-    # The rest of the body is not read.
-    return HttpError(413, "body_too_large", "body", problem, "send less in one request", {"connection": "close"})
+    # The connection stays open, and the protocol drops the rest of the body: a client that cannot send it would not read why.
+    return HttpError(413, "body_too_large", "body", problem, "send less in one request")
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)

@@ -5,8 +5,8 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPResponse
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +275,20 @@ def test_more_answers_than_there_can_be_are_refused_at_once(echo: Served, n: int
 def test_more_prompts_than_a_request_may_have_are_refused(echo: Served) -> None:
     response = echo.post("/v1/completions", json={"model": "tiny", "prompt": ["x"] * 2049})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_clients_that_first_send_a_large_body_get_the_refusal(echo_folder: Path, chunked: bool) -> None:
+    """The body is larger than all buffers: if the connection were closed, the client would fail while it sends."""
+    body = b" " * 2**24
+    with served(echo_omni(echo_folder), max_body_bytes=2000) as server:
+        client = HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_SECONDS)
+        with closing(client):
+            for _ in range(3):  # on one connection
+                client.request("POST", CHAT, iter([body]) if chunked else body, encode_chunked=chunked)
+                response = client.getresponse()
+                assert response.status == 413
+                assert json.load(response)["error"]["param"] == "body"
 
 
 def test_a_large_body_is_refused_by_its_header_and_by_its_bytes(locked: Served) -> None:
