@@ -22,10 +22,14 @@ class TimedProtocol(FairReads, H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._head_timer: asyncio.TimerHandle | None = None
+        self._refused = False
+        """Whether further data is dropped."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         H11Protocol.data_received(self, data)
         self._watch()
 
@@ -46,7 +50,13 @@ class TimedProtocol(FairReads, H11Protocol):
             head = h11.Response(status_code=response.status_code, headers=headers)
             for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        if self._answers() or self.conn.our_state is not h11.MUST_CLOSE:
+            self.transport.close()
+            return
+        # A client that still sends would fail, and not read the response, if the connection were closed.
+        self._refused = True
+        self.transport.write_eof()
+        self._watch()
 
     def _should_upgrade(self) -> bool:
         """The app refuses the handshakes that the websocket's parser would refuse. uvicorn answers some of it in another shape, and

@@ -277,6 +277,16 @@ def test_more_prompts_than_a_request_may_have_are_refused(echo: Served) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
 
 
+def test_clients_that_first_send_a_body_learn_what_is_wrong_with_its_head(echo: Served) -> None:
+    for _ in range(3):
+        client = HTTPConnection(echo.url.removeprefix("http://"), timeout=PATIENCE_SECONDS)
+        with closing(client):
+            client.request("POST", CHAT, b" " * 2**24, {"x": "y" * 70_000})
+            response = client.getresponse()
+            assert response.status == 400
+            assert json.load(response)["error"]["code"] == "invalid_http"
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_clients_that_first_send_a_large_body_get_the_refusal(echo_folder: Path, chunked: bool) -> None:
     """The body is larger than all buffers: if the connection were closed, the client would fail while it sends."""

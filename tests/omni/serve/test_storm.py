@@ -212,15 +212,18 @@ def test_slow_bytes_do_not_extend_the_limit_of_a_header(impatient: Served) -> No
     assert ended
 
 
-def test_the_rest_of_a_refused_body_is_dropped_for_a_limited_time(impatient: Served) -> None:
+@pytest.mark.parametrize(("head", "status"), [(request({}, 10**15), b"413"), (b"no head\r\n\r\n", b"400")])
+def test_the_rest_of_a_refused_request_is_dropped_for_a_limited_time(
+    impatient: Served, head: bytes, status: bytes
+) -> None:
     def send_forever() -> None:
         while True:
             one.sendall(bytes(2**10))
             time.sleep(0.01)
 
     with connection(impatient) as one:
-        one.sendall(request({}, 10**15))
-        assert one.recv(2**16).startswith(b"HTTP/1.1 413 ")
+        one.sendall(head)
+        assert one.recv(2**16).startswith(b"HTTP/1.1 %s " % status)
         one.sendall(bytes(2**24))
         with pytest.raises(OSError, match=r"reset|Broken pipe"):
             send_forever()
