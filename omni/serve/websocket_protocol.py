@@ -11,7 +11,8 @@ MOST_FRAMES = 2**14
 
 
 class BoundedWebsocket(FairReads, WebSocketsSansIOProtocol):
-    """Ends a connection whose message never ends, and keeps no answers to pings for a client that does not read."""
+    """Ends a connection whose message never ends, and keeps no answers to pings for a client that does not read. A client whose
+    message is refused gets the reason, even if it still sends."""
 
     def data_received(self, data: bytes) -> None:
         WebSocketsSansIOProtocol.data_received(self, data)
@@ -26,6 +27,22 @@ class BoundedWebsocket(FairReads, WebSocketsSansIOProtocol):
         """A session ends itself when its response is over (`Server.drain`)."""
         if not self.handshake_complete or self.close_sent:
             super().shutdown()
+
+    def handle_parser_exception(self) -> None:
+        """As uvicorn, which closes the connection at once: a client that still sends would fail, and not read the reason. Instead,
+        what it sends is dropped for `close_timeout` seconds."""
+        if self.close_sent:
+            return
+        close = self.conn.close_sent
+        assert close is not None
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.write_eof()
+        self.close_sent = True
+        self.close_timer = self.loop.call_later(self.close_timeout, self.transport.close)
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
 
     def handle_cont(self, event: Frame) -> None:
         if self.close_sent:

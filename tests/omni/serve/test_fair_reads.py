@@ -114,6 +114,26 @@ def test_a_message_without_an_end_ends_the_session(opened: Any) -> None:
     assert struct.pack("!H", 1009) + f"more than {MOST_FRAMES:,} frames".encode() in received
 
 
+def test_what_a_refused_client_still_sends_is_dropped_for_a_while(
+    quiet: Served, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send_forever() -> None:
+        while True:
+            opened.sendall(bytes(2**10))
+            time.sleep(0.01)
+
+    (websocket,) = quiet.http.server_state.connections
+    monkeypatch.setattr(websocket, "close_timeout", 0.5)
+    opened.sendall(b"\x81\xff" + (2**40).to_bytes(8, "big") + bytes(4))
+    received = b""
+    while piece := opened.recv(2**16):
+        received += piece
+    assert struct.pack("!H", 1009) in received
+    opened.sendall(bytes(2**24))
+    with pytest.raises(OSError, match=r"reset|Broken pipe"):
+        send_forever()
+
+
 def test_answers_to_pings_are_not_kept_for_a_client_that_does_not_read(quiet: Served, opened: Any) -> None:
     (websocket,) = quiet.http.server_state.connections
     pings, kept = _frame(9, b"x" * 125) * 1000, 0

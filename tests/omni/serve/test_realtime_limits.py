@@ -4,11 +4,13 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 from tests.omni.serve.http_server import Served, echo_omni, served
 from tests.omni.serve.realtime import MESSAGE, item_create, session, session_update, silence, speech
@@ -111,6 +113,21 @@ def test_an_event_that_is_too_large_ends_the_session(small: Served) -> None:
             assert closed.value.rcvd.code == 1009
 
     asyncio.run(main())
+
+
+def test_clients_that_first_send_an_event_learn_that_it_is_too_large(small: Served) -> None:
+    """It is larger than all buffers: if the connection were closed, the client would fail while it sends."""
+    address = small.url.replace("http", "ws") + "/v1/realtime?model=tiny"
+    for _ in range(8):
+        with connect(address) as client:
+            client.recv()
+            with suppress(ConnectionClosed):  # as `recv` raises it
+                client.send("x" * 2**24)
+            with pytest.raises(ConnectionClosed) as closed:
+                client.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+        assert eventually(lambda: not small.http.server_state.connections)
 
 
 def test_more_sessions_than_there_are_places_are_refused(small: Served) -> None:
