@@ -101,7 +101,7 @@ class EncoderProcess:
                 return self._decoder.decode(self._sent(work).recv_bytes())
             except (OSError, EOFError) as error:
                 self._end()
-                how = f"was stopped for {_HUNG_SECONDS:g} s" if isinstance(error, BlockingIOError) else "ended"
+                how = f"answered nothing for {_HUNG_SECONDS:g} s" if isinstance(error, BlockingIOError) else "ended"
                 _log.error("a process of encoders %s (%r); it is started again", how, error)
                 if last:  # the process took the partial file with it
                     break

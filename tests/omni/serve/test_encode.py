@@ -256,7 +256,7 @@ def test_a_stopped_process_is_ended_and_started_again(monkeypatch: pytest.Monkey
                 assert end.getsockopt(socket.SOL_SOCKET, option, 16) == struct.pack("ll", 60, 0)
                 limit_wait(end, option, 0.25)
         os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(StageError, match="its process was stopped for 60 s"):
+        with pytest.raises(StageError, match="its process answered nothing for 60 s"):
             await sound.push(samples[:count], 24000)
         assert await _pushed(EncodedSound("mp3", pool), samples.numpy())
         assert pool.processes[0].pid != stopped
