@@ -112,7 +112,8 @@ def _decode(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        check_surrogates(body)
+        if not isinstance(error, RecursionError):  # too deep for a second parser, too
+            check_surrogates(body)
         problem = f"is not JSON ({shortened(str(error))})"
         raise HttpError(400, "invalid_json", "body", problem, "send a JSON object") from error
     if not isinstance(value, dict):
