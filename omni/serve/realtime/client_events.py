@@ -93,7 +93,8 @@ def read_event(text: str) -> AnyClientEvent:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         try:
-            check_surrogates(text)
+            if not isinstance(error, RecursionError):  # too deep for a second parser, too
+                check_surrogates(text)
         except InputError as found:
             raise WrongEvent(found, None) from error
         raise WrongEvent(InputError("event", "is not JSON", "send a JSON object"), None) from error
