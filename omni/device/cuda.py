@@ -16,6 +16,7 @@ import torch
 from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedCaptures, SharedMemory, Stream
 from omni.device.sync import host_waits
 from omni.device.sync_points import SyncPoint, may_sync
+from omni.utils.collection import no_collection
 
 _log = logging.getLogger(__name__)
 _capturing = threading.Lock()
@@ -224,7 +225,8 @@ class CudaDevice(Device):
 
     def _captured_part(self, stream: CudaStream, launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with self.on(stream), _no_collection():
+        # A collection may destroy graphs of an old engine: the capture would fail.
+        with self.on(stream), no_collection():
             # "thread_local": other threads may allocate during the capture.
             graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
             try:
@@ -296,18 +298,6 @@ class CudaDevice(Device):
     def on(self, stream: Stream) -> AbstractContextManager[object]:
         assert isinstance(stream, CudaStream)
         return _Entered(self, stream.raw)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Disables garbage collection, which may destroy graphs of an old engine: the capture would fail. Needs `_capturing`."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _HostArray:

@@ -15,6 +15,7 @@ from omni.sampling import SamplingParams
 from omni.serve.errors import HttpError
 from omni.serve.limits import AnswerSlots, HeldBody
 from omni.serve.options import ServeOptions
+from omni.utils.collection import no_collection
 from omni.utils.struct_types import STRUCT_TYPES
 
 T = TypeVar("T")
@@ -87,12 +88,20 @@ def split_sampling(body: Mapping[str, Any], without: frozenset[str]) -> tuple[di
     )
 
 
+def decode_json(text: str | bytes) -> object:
+    """Raises DecodeError, UnicodeError, or RecursionError: where JSON is nested too deeply, the parser stops at the limit of the
+    recursion. Finalizers that the garbage collector runs there, of anything in the process, would fail and be lost."""
+    with no_collection():
+        return msgspec.json.decode(text)
+
+
 def check_surrogates(text: str | bytes) -> None:
     """Raises InputError, naming the field, for a lone surrogate in JSON, which msgspec takes for a fault of the syntax. Does not
     raise for any other fault."""
     try:
         whole = text.decode(errors="surrogatepass") if isinstance(text, bytes) else text
-        waiting: list[tuple[str, object]] = [("", json.loads(whole))]
+        with no_collection():  # as in `decode_json`
+            waiting: list[tuple[str, object]] = [("", json.loads(whole))]
     except (ValueError, RecursionError):
         return
     while waiting:
@@ -110,10 +119,9 @@ def check_surrogates(text: str | bytes) -> None:
 
 def _decode(body: bytes) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(body)
+        value = decode_json(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        if not isinstance(error, RecursionError):  # too deep for a second parser, too
-            check_surrogates(body)
+        check_surrogates(body)
         problem = f"is not JSON ({shortened(str(error))})"
         raise HttpError(400, "invalid_json", "body", problem, "send a JSON object") from error
     if not isinstance(value, dict):

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import msgspec
 
 from omni.errors import InputError, OmniError, quoted
-from omni.serve.body import check_surrogates, convert
+from omni.serve.body import check_surrogates, convert, decode_json
 
 
 class ClientEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
@@ -90,11 +90,10 @@ class WrongEvent(Exception):
 def read_event(text: str) -> AnyClientEvent:
     """Decodes an event. Raises WrongEvent."""
     try:
-        value = msgspec.json.decode(text)
+        value = decode_json(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         try:
-            if not isinstance(error, RecursionError):  # too deep for a second parser, too
-                check_surrogates(text)
+            check_surrogates(text)
         except InputError as found:
             raise WrongEvent(found, None) from error
         raise WrongEvent(InputError("event", "is not JSON", "send a JSON object"), None) from error
