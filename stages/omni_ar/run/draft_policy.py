@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from omni.stage import module_bytes
 from omni_ar.drafters import Drafter, PagedDrafter
-from omni_ar.kernels.step.draft_state import RATE_ONE, expected_gain
+from omni_ar.kernels.step.draft_state import RATE_ONE, worthwhile_drafts
 from omni_ar.model import ArModel, PassWeights
 from omni_ar.run.gain_history import PROBE
 from omni_ar.run.limits import Limits
@@ -54,14 +54,14 @@ class DraftPolicy:
     def start_rate(self) -> int:
         """`DraftFields.rate` of a row at its start. A drafter without weights runs in every step: where drafts cost much, it proves
         itself before any draft is verified. One with weights could not."""
-        needed = _MARGIN * RATE_ONE * self._most_added if self.has_weights else 0.0
+        if not self.has_weights:
+            return RATE_ONE // 2
         rates = (RATE_ONE * sixteenths // 16 for sixteenths in range(8, 16))
-        return next((rate for rate in rates if self._gain(rate) >= needed), RATE_ONE * 15 // 16)
+        return next((rate for rate in rates if all(map(partial(self._starts, rate), _ROWS))), RATE_ONE * 15 // 16)
 
-    @cached_property
-    def start_gain(self) -> int:
-        """`DraftHandoffFields.gain` of a row at its start."""
-        return self._gain(self.start_rate) if self.adaptive else self.drafts * RATE_ONE
+    def start_gain(self, rows: int) -> int:
+        """`DraftHandoffFields.gain` of a row at its start, among `rows` rows."""
+        return self._gain(self.start_rate, rows) if self.adaptive else self.drafts * RATE_ONE
 
     @cached_property
     def probe_steps(self) -> int:
@@ -72,22 +72,42 @@ class DraftPolicy:
     def pays(self, gains: Sequence[int]) -> bool:
         """Whether a decode step verifies drafts. gains: of each row, as in `DraftHandoffFields`."""
         gain = sum(gains) / RATE_ONE
-        return gain > 0 and gain >= self.added_time(len(gains)) * len(gains)
+        return gain > 0 and gain >= self._fixed_time(len(gains)) * len(gains)
 
     def added_time(self, rows: int) -> float:
-        """Time that drafts add to a decode step of `rows` rows, relative to one without. For experts it is an upper bound, as if
-        tokens chose at random: those that follow each other share some."""
+        """Time that drafts add to a decode step of `rows` rows that verify all of theirs, relative to one without. For experts it
+        is an upper bound, as if tokens chose at random: those that follow each other share some."""
+        return self._fixed_time(rows) + self._experts_time(rows)
+
+    def costs(self, rows: int) -> list[int] | None:
+        """`DraftState.costs` of a stage with so many rows."""
+        if not self.drafts or not self.adaptive or self.weights.experts is None:
+            return None
+        return [self._cost(max(active, 1)) for active in range(rows + 1)]
+
+    def _cost(self, rows: int) -> int:
+        return round(RATE_ONE * self._experts_time(rows) / max(self.drafts, 1))
+
+    def _fixed_time(self, rows: int) -> float:
+        """Of `added_time`: what a step with positions for drafts adds, however many of them are verified."""
         if not self.adaptive:
             return 0.0
         positions = rows * self.drafts * _POSITION / (1 + rows * _POSITION)
         experts, passes = self.weights.experts, self.drafts * self._pass_time(rows)
         if experts is None:
             return _VERIFICATION + positions + passes
-        share, share_with = experts.share_used(rows), experts.share_used(rows * (1 + self.drafts))
         # Of the weights that the step reads, a position is multiplied by those of its own experts.
-        own = (1 + experts.weights * experts.top_k / experts.num_experts) / (1 + experts.weights * share)
-        further = (share_with - share) / (_OTHER_WEIGHTS / experts.weights + share)
-        return _VERIFICATION + positions * own + further + passes
+        own = 1 + experts.weights * experts.top_k / experts.num_experts
+        own /= 1 + experts.weights * experts.share_used(rows)
+        return _VERIFICATION + positions * own + passes
+
+    def _experts_time(self, rows: int) -> float:
+        """Of `added_time`: reading the further experts of all drafts."""
+        experts = self.weights.experts
+        if not self.adaptive or experts is None:
+            return 0.0
+        share, share_with = experts.share_used(rows), experts.share_used(rows * (1 + self.drafts))
+        return (share_with - share) / (_OTHER_WEIGHTS / experts.weights + share)
 
     def _pass_time(self, rows: int) -> float:
         """Time of a pass of a drafter with weights, relative to a step of the model."""
@@ -100,5 +120,9 @@ class DraftPolicy:
     def _most_added(self) -> float:
         return max(map(self.added_time, _ROWS))
 
-    def _gain(self, rate: int) -> int:
-        return expected_gain(rate, self.drafts, self.drafts)
+    def _starts(self, rate: int, rows: int) -> bool:
+        """Whether drafts are worth enough for so many rows to start with this rate."""
+        return self._gain(rate, rows) >= RATE_ONE * (_MARGIN * self.added_time(rows) - self._experts_time(rows))
+
+    def _gain(self, rate: int, rows: int) -> int:
+        return worthwhile_drafts(rate, self.drafts, self.drafts, self._cost(rows))[1]

@@ -178,7 +178,7 @@ class OutputProcessor:
     def _read(self, read: _StepInFlight) -> None:
         for request in read.requests:
             request.steps_in_flight -= 1
-            if self.drafts.drafted:
+            if self.drafts.drafted and request.status.takes_tokens:
                 request.gain_history.read()
         step, scored, drafts = read.step, list[_Scored](), DraftCounts()
         launch, rows = step.launch, step.requests.rows
@@ -188,12 +188,14 @@ class OutputProcessor:
             self.further_tokens += max(count - 1, 0)
             if self.drafts.drafted:
                 verified, gain = DraftHandoffFields(*result[-REPORTED:])
-                if launch.packed.chunks is None:  # the host takes reports of steps that could have had drafts
+                if launch.packed.chunks is None and request.status.takes_tokens:
+                    # Of steps that could have had drafts.
                     request.gain_history.report(gain, verifies=launch.drafts > 0)
                 _correct_bounds(request, launch.drafts, count)
             if not request.status.takes_tokens:
                 self.discarded += count
                 continue
+            request.last_read_step = launch.number
             is_scored = request.sampling.logprobs is not None and request.finish_reason is None
             first = len(request.outputs)
             taken, reason = self._process(scheduled, RowStatus(result[STATUS]), result[IDS : IDS + count], step.payload)

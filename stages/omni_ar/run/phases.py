@@ -286,6 +286,12 @@ def draft_tokens(drafter: Drafter, rows: DraftRows) -> None:
     drafter.draft(rows)
 
 
+def fill_draft_costs(costs_N: Tensor, costs: Sequence[int]) -> None:
+    """Sets `DraftState.costs`, before the first step. A copy of all elements from the host would wait for it."""
+    for index, cost in enumerate(costs):
+        costs_N[index].fill_(cost)
+
+
 def drop_drafts(drafts: DraftState, rows_R: Tensor) -> None:
     drafts.columns.proposed.index_fill_(0, rows_R, 0)
 
@@ -352,7 +358,7 @@ _BY_CATEGORY = {
         *("start_rows", "extend_tables", "prepare_decodes", "place_chunks", "restore_frames"),
         *("set_null_rows", "set_counter", "embed_inputs", "place_payload", "take_inputs"),
         "copy_inputs",
-        *("start_drafts", "draft_tokens", "drop_drafts", "prepare_drafts", "follow_tokens"),
+        *("start_drafts", "fill_draft_costs", "draft_tokens", "drop_drafts", "prepare_drafts", "follow_tokens"),
         *("take_hidden", "accept_received", "spread_rows", "fill_random"),
     ),
     PhaseCategory.TRANSFER: (

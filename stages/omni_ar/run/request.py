@@ -224,6 +224,8 @@ class ArRequest:
     """Number of launched steps that the host has not read."""
     last_scheduled_step: int = 0
     """Number of the last step with this request."""
+    last_read_step: int = 0
+    """Number of the last step of which it took tokens."""
     last_step_end: Event = COMPLETED
     """End of the last step that reads other stages' tensors that the request holds."""
     withheld: deque[WithheldToken] = field(default_factory=deque)
@@ -273,6 +275,15 @@ class ArRequest:
     def draft_gain(self) -> int:
         """Tokens that drafts are expected to add to the step to be planned, as in `DraftHandoffFields`."""
         return self.gain_history.gain(self.steps_in_flight)
+
+    @property
+    def has_all_steps(self) -> bool:
+        """Whether no step will be launched for it."""
+        return self.finish_reason is not None or self.num_scheduled_outputs >= self.max_tokens
+
+    def ended_before(self, step: int) -> bool:
+        """Whether the host knows that it takes no tokens from this step on."""
+        return not self.status.takes_tokens and self.last_read_step < step
 
     @property
     def undrafted(self) -> bool:

@@ -25,7 +25,7 @@ from omni_ar.run.micro_batch_inputs import MicroBatchInputs
 from omni_ar.run.pack import LeadingInputs, PackedStep, captured_spans
 from omni_ar.run.pack_chunks import NO_TENSORS, PackedChunks, StepTensors, step_tensors
 from omni_ar.run.packer import StepPacker, step_requests
-from omni_ar.run.phases import extend_tables, set_null_rows, spread_rows, start_drafts, start_rows
+from omni_ar.run.phases import extend_tables, fill_draft_costs, set_null_rows, spread_rows, start_drafts, start_rows
 from omni_ar.run.pipeline import HiddenTransfers, PendingTokens, TokenSender, token_source
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
@@ -75,7 +75,12 @@ class Runner:
         self._model = model
         self._limits = limits
         self.dtype = dtype
-        self._state = allocate_rows(device, model, limits, dtype, processors, drafter)
+        self.draft_policy = DraftPolicy.of(limits, model, drafter)
+        costs = self.draft_policy.costs(limits.rows) if limits.drafts else None
+        self._state = allocate_rows(device, model, limits, dtype, processors, drafter, drafts_cost=costs is not None)
+        if costs is not None:
+            assert self._state.drafts is not None
+            device.launch(self.stream, fill_draft_costs, self._state.drafts.costs, costs)
         self.conditioning = self._state.conditioning  # `ConditioningStore` fills it on the stage's stream
         self._buffers = allocate_step_buffers(device, model, limits, dtype)
         stage = Resources(
@@ -114,7 +119,6 @@ class Runner:
         self.source: TokenSource = own if source is None else source(stage)
         self._scorer = Scorer(stage)
         self._batch_inputs = MicroBatchInputs(device, self.stream, self._uploader, limits)
-        self.draft_policy = DraftPolicy.of(limits, model, drafter)
         self._packer = StepPacker(self._uploader, model.shape, limits, processors, self.draft_policy, drafter)
         self._sent: int | None = None
         """The newest step that the other ranks were sent."""

@@ -9,6 +9,7 @@ from omni.utils.draft_counts import DraftCounts
 from omni_ar.options import MAX_IN_FLIGHT
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.draft_policy import DraftPolicy
+from omni_ar.run.gain_history import LAG
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, RequestStatus
@@ -52,6 +53,8 @@ class Scheduler:
         self._ran_isolated = False
         """Whether the last step ran an isolated request."""
         self._steps = 0
+        self._drafted: list[ArRequest] = []
+        """The requests whose gains the last step counted."""
         self._starved: ArRequest | None = None
         """The first request whose decode step in the present plan has too few blocks."""
 
@@ -113,6 +116,7 @@ class Scheduler:
         return None
 
     def launched(self, plan: StepPlan) -> None:
+        rows = len(plan.decodes) + len(plan.chunks)
         for request in plan.decodes:
             request.num_computed_tokens += 1 + plan.drafts
             request.num_scheduled_outputs += 1  # at least
@@ -123,7 +127,7 @@ class Scheduler:
             request.num_computed_tokens += chunk.length
             if chunk.first:
                 policy, undrafted = self._policy, request.undrafted
-                gain, probe = (0, 0) if undrafted else (policy.start_gain, policy.probe_steps)
+                gain, probe = (0, 0) if undrafted else (policy.start_gain(rows), policy.probe_steps)
                 request.gain_history.restart(gain, probe=probe)
                 if not undrafted and not request.drafts.drafted:
                     request.drafts = DraftCounts(policy.drafts)
@@ -167,9 +171,23 @@ class Scheduler:
                 return None
         self._steps += 1
         # Without a drafter, no gain is computed.
-        wants = self._policy.drafts > 0 and self._policy.pays([request.draft_gain for request in decodes])
+        wants = self._policy.drafts > 0 and self._policy.pays(self._draft_gains(decodes))
         drafts = self._policy.drafts if wants and not chunks else 0
         return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks), drafts, wants)
+
+    def _draft_gains(self, decodes: Sequence[ArRequest]) -> list[int]:
+        """The gains by which the step decides on drafts: of its rows, and of rows beside them that ended less than `LAG` steps
+        before. With more steps in flight the host does not know yet that they ended; so the number of steps in flight changes no
+        decision."""
+        gains = [request.draft_gain for request in decodes]
+        if self._limits.micro_batches == 1:
+            last, before = self._steps - 1, self._drafted
+            self._drafted = [*decodes]
+            if any(request in before for request in decodes):
+                ended = [one for one in before if one.has_all_steps and not one.ended_before(last - LAG + 2)]
+                gains += [one.gain_history.gain(last - one.last_read_step) for one in ended]
+                self._drafted += ended
+        return gains
 
     def _batches(self, decoding: Sequence[ArRequest], *, due: bool) -> Iterator[Sequence[ArRequest]]:
         """Divides the decoding rows into micro-batches of equal size, the least recently scheduled rows first: the one of this

@@ -47,7 +47,10 @@ def allocate_rows(
     dtype: torch.dtype,
     processors: Sequence[NamedProcessor] = (),
     drafter: Drafter | None = None,
+    *,
+    drafts_cost: bool = False,
 ) -> RowState:
+    """drafts_cost: whether there are `DraftState.costs`, which the caller fills."""
     rows = limits.null_row + 1
     return RowState(
         fields=device.zeros((rows, ROW_FIELDS), torch.int64),
@@ -59,17 +62,18 @@ def allocate_rows(
         sampling=SamplingState.allocate(
             device.zeros, rows, model.shape.vocab_size, {p.name: p.width for p in processors}
         ),
-        drafts=_allocate_drafts(device, limits, drafter) if limits.drafts else None,
+        drafts=_allocate_drafts(device, limits, drafter, drafts_cost) if limits.drafts else None,
     )
 
 
-def _allocate_drafts(device: Device, limits: Limits, drafter: Drafter | None) -> DraftState:
+def _allocate_drafts(device: Device, limits: Limits, drafter: Drafter | None, cost: bool) -> DraftState:
     rows = limits.null_row + 1
     return DraftState(
         text=device.zeros((rows, limits.max_model_len + 1), torch.int32),
         drafts=device.zeros((rows, limits.drafts), torch.int64),
         fields=device.zeros((rows, DRAFT_FIELDS), torch.int64),
         adaptive=limits.adaptive_drafts,
+        costs=device.zeros((limits.rows + 1,), torch.int64) if cost else None,
         always_runs=not isinstance(drafter, PagedDrafter),
     )
 

@@ -4,7 +4,8 @@ import random
 from dataclasses import dataclass, field
 
 from omni_ar.kernels.step.draft_reference import moved_rate
-from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, expected_gain
+from omni_ar.kernels.step.draft_state import RATE_ONE, worthwhile_drafts
+from omni_ar.run.draft_policy import DraftPolicy
 from omni_ar.run.gain_history import GainHistory
 
 DRAFTS, TOKENS = 3, 256
@@ -15,12 +16,22 @@ class ModelledRow:
     rate: int
     tokens: int = 0
     most: int = TOKENS
+    cost: int = 0
+    """Of a draft, as in `DraftState.costs`."""
     reports: GainHistory = field(default_factory=GainHistory)
+
+    @classmethod
+    def start(cls, policy: DraftPolicy, rows: int, most: int = TOKENS) -> "ModelledRow":
+        """A row among `rows` rows."""
+        costs = policy.costs(rows)
+        row = cls(policy.start_rate, most=most, cost=0 if costs is None else costs[rows])
+        row.reports.restart(policy.start_gain(rows), probe=policy.probe_steps)
+        return row
 
     def step(self, verifies: bool, runs: bool, probability: float, draw: random.Random) -> None:
         """runs: whether the drafter does."""
-        likely = self.rate >= LEAST_RATE
-        verified, accepted = (DRAFTS if verifies and likely else 0), 0
+        wanted, _ = worthwhile_drafts(self.rate, DRAFTS, DRAFTS, self.cost)
+        verified, accepted = wanted if verifies else 0, 0
         for _ in range(max(verified, 1) if runs else 0):  # the first draft is compared in any case
             hit = draw.random() < probability
             self.rate = moved_rate(self.rate, RATE_ONE * hit)
@@ -29,6 +40,4 @@ class ModelledRow:
             accepted += 1
         self.tokens += 1 + min(accepted, verified)
         self.reports.read()
-        self.reports.report(
-            expected_gain(self.rate, DRAFTS, DRAFTS) if self.rate >= LEAST_RATE else 0, verifies=verifies
-        )
+        self.reports.report(worthwhile_drafts(self.rate, DRAFTS, DRAFTS, self.cost)[1], verifies=verifies)

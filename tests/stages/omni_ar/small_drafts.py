@@ -66,10 +66,11 @@ def draft_setup(model: ArModel, drafts: int) -> DraftSetup:
 
 
 def answers(driver: ArDriver, prompts: Sequence[Sequence[int]] = PROMPTS, **sampling: Any) -> list[list[int]]:
-    """Of requests that run together, to their ends."""
-    names = [f"{len(driver.ends)}-{index}" for index in range(len(prompts))]
-    for name, prompt in zip(names, prompts, strict=True):
-        driver.ask(name, prompt, {"max_tokens": MOST, **sampling})
+    """Of requests that run together, to their ends. sampling: `max_tokens` may be a tuple, of one number for each."""
+    names, most = [f"{len(driver.ends)}-{index}" for index in range(len(prompts))], sampling.pop("max_tokens", MOST)
+    for index, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
+        max_tokens = most[index] if isinstance(most, tuple) else most
+        driver.ask(name, prompt, {"max_tokens": max_tokens, **sampling})
     if isinstance(driver.device, SimulatedDevice):
         ends = len(driver.ends) + sum(isinstance(each, Open) for each in driver.worker.inbox)
         with torch.inference_mode():

@@ -283,7 +283,7 @@ def test_a_preempted_request_drafts_as_one_that_begins():
     driver.tick()
     assert request.num_computed_tokens > len(PROMPTS[0])
     again = driver.worker.requests["one"]
-    assert again.draft_gain == driver.runner.draft_policy.start_gain > 0
+    assert again.draft_gain == driver.runner.draft_policy.start_gain(1) > 0
     assert again.drafter_tokens is None
     driver.run()
     assert driver.done("one").reason == "length"

@@ -15,9 +15,7 @@ DENSE = DraftPolicy(DRAFTS, PassWeights(16_400_000_000, 36), adaptive=True)
 
 
 def speed(policy: DraftPolicy, rows: int, added: float, probability: float, seed: int) -> float:
-    draw, batch, time = random.Random(seed), [ModelledRow(policy.start_rate) for _ in range(rows)], 0.0
-    for row in batch:
-        row.reports.restart(policy.start_gain)
+    draw, batch, time = random.Random(seed), [ModelledRow.start(policy, rows) for _ in range(rows)], 0.0
     while min(row.tokens for row in batch) < TOKENS:
         verifies = policy.pays([row.reports.gain(0) for row in batch])
         for row in batch:
@@ -32,9 +30,7 @@ def speed_after_a_bad_start(policy: DraftPolicy, rows: int, added: float, probab
     draw, time, tokens = random.Random(rows), 0.0, 0
 
     def started() -> ModelledRow:
-        row = ModelledRow(policy.start_rate, most=draw.choice((128, 256)))
-        row.reports.restart(policy.start_gain, probe=policy.probe_steps)
-        return row
+        return ModelledRow.start(policy, rows, draw.choice((128, 256)))
 
     batch = [started() for _ in range(rows)]
     for number in range(bad + 1500):

@@ -38,10 +38,7 @@ def policy_of(model: str, drafter: str) -> DraftPolicy:
 
 def speed(policy: DraftPolicy, rows: int, added: float, probability: float, tokens: int) -> float:
     """Of rows that begin together and have `tokens` tokens each, after the first 32."""
-    draw, batch, time = random.Random(tokens), [], 0.0
-    for _ in range(rows):
-        batch.append(ModelledRow(policy.start_rate, most=tokens))
-        batch[-1].reports.restart(policy.start_gain, probe=policy.probe_steps)
+    draw, batch, time = random.Random(tokens), [ModelledRow.start(policy, rows, tokens) for _ in range(rows)], 0.0
     since = None
     while min(row.tokens for row in batch) < tokens:
         if since is None and min(row.tokens for row in batch) >= 32:
@@ -95,8 +92,9 @@ def test_rows_begin_with_drafts_whatever_these_cost(model: str, drafter: str):
     """A drafter that is not used cannot prove itself. But one that costs as much as the stage never pays."""
     policy = policy_of(model, drafter)
     for rows in (1, 3, 4, 20, 64):
-        assert policy.pays([policy.start_gain] * rows)
-    assert not replace(policy, drafter=MODELS[model]).pays([replace(policy, drafter=MODELS[model]).start_gain])
+        assert policy.pays([policy.start_gain(rows)] * rows)
+    costly = replace(policy, drafter=MODELS[model])
+    assert not costly.pays([costly.start_gain(1)])
 
 
 def test_a_costly_drafter_is_tried_less_often():

@@ -260,33 +260,42 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(drafter: str, asked: 
 
 
 @pytest.mark.parametrize(
-    ("drafter", "asked"),
+    ("drafter", "asked", "adaptive"),
     chosen(
-        [("fabricated", "drawn"), ("ngram", "greedy")], ((drafter, asked) for drafter in DRAFTERS for asked in ASKED)
+        [("fabricated", "drawn", True), ("ngram", "greedy", False), ("ngram", "bias and stop", True)],
+        ((drafter, asked, adaptive) for drafter in DRAFTERS for asked in ASKED for adaptive in (False, True)),
     ),
 )
-def test_acceptance_of_a_batch_does_not_depend_on_the_steps_in_flight(drafter: str, asked: str):
-    """Of requests that start together, and without `adaptive_drafts`: with it the sum over the rows decides, and a row that ended
-    is in it until the host knows."""
-    counts = []
+def test_acceptance_of_a_batch_does_not_depend_on_the_steps_in_flight(drafter: str, asked: str, adaptive: bool):
+    """Of requests that start together and end one after the other. With `adaptive_drafts` the sum over the rows decides, of which
+    some drafts are wrong for long."""
+    counts, kinds = [], set()
     for in_flight in (1, 3, 8):
-        options = {"draft_tokens": 3, "adaptive_drafts": False, **known(drafter)}
-        driver = driver_of(drafter, LateDevice(in_flight, check=False), max_in_flight=in_flight, **options)
-        said = [answers(driver, PROMPTS[:4], **ASKED[asked], max_tokens=60) for _ in range(2)]
+        options = {"draft_tokens": 3, "adaptive_drafts": adaptive, **known(drafter)}
+        made = PartlyWrongDrafter(20, every=2) if adaptive and drafter == "fabricated" else None
+        driver = driver_of(drafter, LateDevice(in_flight, check=False), made=made, max_in_flight=in_flight, **options)
+        plans = plans_seen(driver)
+        said = [answers(driver, PROMPTS[:4], **ASKED[asked], max_tokens=(70, 24, 60, 33)) for _ in range(2)]
         counts.append((said, {name: n for name, n in driver.worker.counters().items() if "draft" in name}))
+        kinds |= {plan.drafts > 0 for plan in plans if not plan.chunks}
     assert all(each == counts[0] for each in counts)
     assert counts[0][1]["drafted_tokens"] >= 20
+    assert made is None or kinds == {False, True}
 
 
 class PartlyWrongDrafter(FabricatedDrafter):
     """Each request's future, with errors at the first `wrong` places."""
 
-    def __init__(self, wrong: int, drafts: int = 3) -> None:
+    def __init__(self, wrong: int, drafts: int = 3, every: int = 1) -> None:
+        """every: only every so many requests have errors."""
         super().__init__({}, draft_setup(MODEL, drafts))
-        self._wrong = wrong
+        self._wrong, self._every, self._number = wrong, every, 0
 
     def predicted_tokens(self, request: DraftRequest, outputs: Sequence[int]) -> Sequence[int]:
         predicted = super().predicted_tokens(request, outputs)
+        self._number += 1
+        if self._number % self._every:
+            return predicted
         return [(token + 1) % 11 if at < self._wrong else token for at, token in enumerate(predicted, len(outputs))]
 
 
@@ -311,6 +320,13 @@ def test_steps_verify_no_drafts_of_a_drafter_that_finds_nothing():
 
 def plans_of(driver: ArDriver, prompt: Sequence[int], most: int) -> list[StepPlan]:
     """The plans of a request's steps."""
+    plans = plans_seen(driver)
+    answers(driver, [prompt], max_tokens=most)
+    return [*plans]
+
+
+def plans_seen(driver: ArDriver) -> list[StepPlan]:
+    """The plans of all further steps."""
     plans: list[StepPlan] = []
     real = driver.runner.execute_model
 
@@ -319,8 +335,6 @@ def plans_of(driver: ArDriver, prompt: Sequence[int], most: int) -> list[StepPla
         return real(plan)
 
     driver.runner.execute_model = execute_model  # type: ignore[method-assign]
-    answers(driver, [prompt], max_tokens=most)
-    driver.runner.execute_model = real  # type: ignore[method-assign]
     return plans
 
 

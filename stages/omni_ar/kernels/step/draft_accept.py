@@ -31,7 +31,8 @@ from omni_ar.kernels.step.draft_columns import (
     RATE_ONE,
     RATE_SHIFT,
     VERIFIED,
-    reported_gain,
+    draft_cost,
+    worthwhile_drafts,
 )
 
 _STOPS = tl.constexpr(32)
@@ -44,6 +45,7 @@ def accept_draft_rows(
     fields_ptr,
     draft_fields_ptr,
     drafts_ptr,
+    costs_ptr,
     stop_ids_ptr,
     sampled_ptr,
     out_ptr,
@@ -56,6 +58,7 @@ def accept_draft_rows(
     DRAFTS: tl.constexpr,
     WIDTH: tl.constexpr,
     ADAPTIVE: tl.constexpr,
+    HAS_COSTS: tl.constexpr,
     RAN: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
@@ -63,6 +66,8 @@ def accept_draft_rows(
     the handoff."""
     number = tl.load(counter_ptr)
     slot_ptr = handoff_ptr + (number % RING) * handoff_stride
+    cost = draft_cost(costs_ptr, rows_ptr, fields_ptr, rows, HAS_COSTS, BLOCK_R)
+    tl.debug_barrier()  # the rows that end below were active
     stop = tl.arange(0, _STOPS)[None, :]
     for first in range(0, rows, BLOCK_R):
         index = (first + tl.arange(0, BLOCK_R)).to(tl.int64)
@@ -114,7 +119,10 @@ def accept_draft_rows(
         tl.store(draft_ptr + OFFERED, active * 0, mask=inside)
         found = tl.minimum(proposed, 1) if RAN else tl.load(draft_ptr + FOUND, mask=inside, other=0)
         tl.store(draft_ptr + FOUND, found, mask=inside)
-        gain = reported_gain(cap, rate, found, DRAFTS, ADAPTIVE)
+        _, gain = worthwhile_drafts(cap, rate, cost, DRAFTS, ADAPTIVE)
+        if ADAPTIVE:
+            # A drafter that found none will hardly have any in the next step.
+            gain = tl.where(found > 0, gain, 0)
         tl.store(accepted_ptr + STATUS, status, mask=inside)
         tl.store(accepted_ptr + NUM_TOKENS, count, mask=inside)
         tl.store(accepted_ptr + WIDTH + VERIFIED, offered, mask=inside)

@@ -8,8 +8,8 @@ from omni_ar.kernels.step.draft_prepare import prepare_positions
 from omni_ar.kernels.step.draft_reference import drafts_of
 from omni_ar.kernels.step.state import RowState, StepBuffers
 
-# Rows per iteration, where one program handles all rows.
-_ROWS = 32
+# Rows per iteration, where one program handles all rows, and where each counts those that are active.
+_ROWS, _COUNTED = 32, 128
 
 
 def prepare_drafts(
@@ -22,6 +22,7 @@ def prepare_drafts(
         state.block_table,
         drafts.drafts,
         drafts.fields,
+        drafts.fields if drafts.costs is None else drafts.costs,
         out.ids_N,
         out.lengths_N,
         out.slots_T,
@@ -33,9 +34,11 @@ def prepare_drafts(
         POSITIONS=positions,
         DRAFTS=drafts.drafts.shape[1],
         ADAPTIVE=drafts.adaptive,
+        HAS_COSTS=drafts.costs is not None,
         AXES=out.positions_PT.shape[0],
         TABLE=state.block_table.shape[1],
         BLOCK_SIZE=block_size,
+        BLOCK_R=_COUNTED,
         num_warps=4,
     )
 
@@ -49,6 +52,7 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
         state.fields,
         drafts.fields,
         drafts.drafts,
+        drafts.fields if drafts.costs is None else drafts.costs,
         state.sampling.stop_ids,
         sampled_RJ,
         out_RW,
@@ -61,6 +65,7 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
         DRAFTS=drafts.drafts.shape[1],
         WIDTH=width,
         ADAPTIVE=drafts.adaptive,
+        HAS_COSTS=drafts.costs is not None,
         RAN=drafts.always_runs or positions > 1,
         BLOCK_R=min(1 << (max(rows, 1) - 1).bit_length(), _ROWS),
         num_warps=4,

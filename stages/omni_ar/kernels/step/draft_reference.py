@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from omni_ar.kernels.sampling.state import SamplingFlags
-from omni_ar.kernels.step.draft_state import LEAST_RATE, RATE_ONE, RATE_SHIFT, DraftFields, DraftState, N, expected_gain
+from omni_ar.kernels.step.draft_state import RATE_ONE, RATE_SHIFT, DraftFields, DraftState, N, worthwhile_drafts
 from omni_ar.kernels.step.handoff import GAIN, IDS, NUM_TOKENS, STATUS, VERIFIED
 from omni_ar.kernels.step.reference import observe
 from omni_ar.kernels.step.state import RowFields, RowState, StepBuffers
@@ -24,29 +24,34 @@ def prepare_drafts(
     # A plugin's drafter may give ids that the vocabulary lacks: no embedding of theirs may be read.
     is_id_RK = (drafts_RK >= 0) & (drafts_RK < state.sampling.forbidden.shape[1])
     proposed_R = torch.minimum(draft.proposed, is_id_RK.long().cumprod(1).sum(1))
-    offered_R = torch.minimum(torch.minimum(proposed_R, _wanted(draft, drafts)), remaining_R).clamp(min=0) * row.active
+    wanted_R, _ = _worthwhile(draft, drafts, row.active)
+    offered_R = torch.minimum(torch.minimum(proposed_R, wanted_R), remaining_R).clamp(min=0) * row.active
     drafts.columns.offered.index_copy_(0, rows_R, offered_R)
     index_J = torch.arange(positions, device=rows_R.device)
     drafted_RJ = (index_J > 0) & (index_J <= offered_R[:, None])
     first_RJ = (index_J == 0).expand_as(drafted_RJ)
     live_RJ = (first_RJ & (row.active != 0)[:, None]) | drafted_RJ
-    at_RJ = row.length[:, None] + index_J
+    # The positions without a draft are all alike. They repeat the newest token if tokens choose experts, since equal tokens read no
+    # further ones; else they attend to no key.
+    used_RJ = first_RJ | drafted_RJ | (drafts.costs is not None)
+    at_RJ = row.length[:, None] + index_J * drafted_RJ
     ids_RJ = torch.cat([row.last[:, None], drafts_RK], 1)
     table_RM = state.block_table.index_select(0, rows_R)
     last = table_RM.shape[1] - 1
     # A finished row may be as long as its table; it writes to the null block.
     block_RJ = table_RM.gather(1, (at_RJ // block_size).clamp(max=last)).where(at_RJ // block_size <= last, 0)
-    # The positions without a draft are all alike: they read and write the null block, attend to no key, and share experts.
-    out.ids_N[:count].copy_(ids_RJ.where(first_RJ | drafted_RJ, 0).flatten())
-    out.lengths_N[:count].copy_((at_RJ + live_RJ.long()).where(first_RJ | drafted_RJ, 0).flatten())
+    ids_RJ = ids_RJ.where(first_RJ | drafted_RJ, row.last[:, None])
+    out.ids_N[:count].copy_(ids_RJ.where(used_RJ, 0).flatten())
+    out.lengths_N[:count].copy_((at_RJ + row.active[:, None]).where(used_RJ, 0).flatten())
     out.slots_T[:count].copy_((block_RJ * block_size + at_RJ % block_size).where(live_RJ, 0).flatten())
     out.table_NM[:count, :max_blocks].copy_(table_RM[:, None, :max_blocks].expand(-1, positions, -1).flatten(0, 1))
-    out.positions_PT[:, :count].copy_((at_RJ + row.delta[:, None]).where(first_RJ | drafted_RJ, 0).flatten())
+    out.positions_PT[:, :count].copy_((at_RJ + row.delta[:, None]).where(used_RJ, 0).flatten())
 
 
 def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: Tensor) -> None:
     drafts = drafts_of(state)
     positions, most = sampled_RJ.shape[1], min(sampled_RJ.shape[1], drafts.drafts.shape[1])
+    active_R = state.columns.active.index_select(0, rows_R)
     fields_RC, draft_RC = state.fields.index_select(0, rows_R), drafts.fields.index_select(0, rows_R)
     row, draft = RowFields(*fields_RC.unbind(1)), DraftFields(*draft_RC.unbind(1))
     # The first draft is compared with the token in any case, so that the rate of a row whose drafts are not verified can rise.
@@ -77,7 +82,9 @@ def accept_drafts(state: RowState, rows_R: Tensor, sampled_RJ: Tensor, out_RW: T
     draft.rate.copy_(rate_R)
     if drafts.always_runs or positions > 1:
         draft.found.copy_(draft.proposed.clamp(max=1))
-    out_RW[:, GAIN].copy_(_gain(draft, drafts))
+    _, gain_R = _worthwhile(draft, drafts, active_R)
+    # A drafter that found none will hardly have any in the next step.
+    out_RW[:, GAIN].copy_(gain_R * (draft.found > 0) if drafts.adaptive else gain_R)
     draft.proposed.zero_()
     draft.offered.zero_()
     state.fields.index_copy_(0, rows_R, fields_RC)
@@ -116,18 +123,14 @@ def moved_rate(rate: N, towards: N) -> N:
     return (rate * ((1 << RATE_SHIFT) - 1) + towards) >> RATE_SHIFT
 
 
-def _wanted(draft: DraftFields[Tensor], drafts: DraftState) -> Tensor:
-    """The number of drafts that each row verifies."""
-    return draft.cap * (draft.rate >= LEAST_RATE) if drafts.adaptive else draft.cap
-
-
-def _gain(draft: DraftFields[Tensor], drafts: DraftState) -> Tensor:
-    """`DraftHandoffFields.gain` of each row."""
+def _worthwhile(draft: DraftFields[Tensor], drafts: DraftState, active_R: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of drafts that each row verifies, and their gain. active_R: of the rows at the start of the step."""
     if not drafts.adaptive:
-        return draft.cap * RATE_ONE
-    gain_R = expected_gain(draft.rate, draft.cap, drafts.drafts.shape[1])
-    # A drafter that found none will hardly have any in the next step.
-    return gain_R * (draft.rate >= LEAST_RATE) * (draft.found > 0)
+        return draft.cap, draft.cap * RATE_ONE
+    cost = (
+        active_R.new_zeros(1) if drafts.costs is None else drafts.costs.index_select(0, active_R.sum(0, keepdim=True))
+    )
+    return worthwhile_drafts(draft.rate, draft.cap, drafts.drafts.shape[1], cost)
 
 
 def _accepted(outputs_R: Tensor, limit_R: Tensor, stop_RS: Tensor, ids_RJ: Tensor, offered_R: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ class HandoffFields(NamedTuple, Generic[T]):
 
 class DraftHandoffFields(NamedTuple, Generic[T]):
     """The last columns of a row, of a stage with a drafter. verified: number of drafts that the step verified. gain: tokens
-    that drafts are expected to add to the next one, in units of 1 / RATE_ONE; 0 if the row is to verify none."""
+    that drafts are expected to add to the next one, less their costs (`DraftState.costs`), in units of 1 / RATE_ONE; 0 if the row
+    is to verify none."""
 
     verified: T
     gain: T

@@ -25,7 +25,8 @@ RATES = (RATE_ONE, 3 * RATE_ONE // 4, LEAST_RATE, LEAST_RATE - 1)
 class Bench(steps.Bench):
     """Rows with drafts of all numbers: 5, 6, 8, so that some match."""
 
-    def __init__(self, device: str, adaptive: bool = True, always_runs: bool = True) -> None:
+    def __init__(self, device: str, adaptive: bool = True, always_runs: bool = True, costs: bool = False) -> None:
+        """costs: whether drafts have costs, so that the number of active rows matters."""
         super().__init__(False, device)
         count = ROWS + 1
         fields = DraftFields(cap=DRAFTS, rate=0, proposed=0, offered=0, found=1)
@@ -34,6 +35,7 @@ class Bench(steps.Bench):
             drafts=torch.tensor([[5, 6, 8]] * count),
             fields=torch.tensor([fields] * count),
             adaptive=adaptive,
+            costs=RATE_ONE - torch.arange(count) * RATE_ONE // count if costs else None,
             always_runs=always_runs,
         )
         drafts.columns.rate.copy_(torch.tensor([RATES[row % 4] for row in range(count)]))
@@ -64,10 +66,10 @@ class Bench(steps.Bench):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize(("adaptive", "costs"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("positions", [1, 1 + DRAFTS])
-def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool, positions: int):
-    bench = Bench(device, adaptive)
+def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool, costs: bool, positions: int):
+    bench = Bench(device, adaptive, costs=costs)
     (rows_R, rows_there), count = bench.rows(*batch), len(batch) * positions
     arguments = (positions, BLOCK_SIZE)
     most = bench.limits.max_blocks
@@ -91,6 +93,35 @@ def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool
     offered = bench.drafts[0].columns.offered.tolist()
     assert positions == 1 or len(batch) < ROWS or {0, 1} < set(offered)
     assert min(offered) == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("active", [1, ROWS])
+def test_positions_without_a_draft_repeat_the_token_if_drafts_have_costs(device: str, active: int):
+    """So they choose the experts of the newest token. A draft that one row alone is not to verify is verified among more."""
+    bench = Bench(device, costs=True)
+    (rows_R, rows_there), most = bench.rows(*range(ROWS)), bench.limits.max_blocks
+    for state, drafts in zip((bench.state, bench.there), bench.drafts, strict=True):
+        state.columns.limit[:ROWS] = state.columns.outputs[:ROWS] + 9
+        state.columns.active[:ROWS] = torch.arange(ROWS) < active
+        drafts.columns.cap[:ROWS] = drafts.columns.proposed[:ROWS] = DRAFTS
+        drafts.columns.rate[:ROWS] = 3 * RATE_ONE // 4
+    draft_reference.prepare_drafts(bench.state, rows_R, 1 + DRAFTS, BLOCK_SIZE, bench.buffers, most)
+    draft_kernel.prepare_drafts(bench.there, rows_there, 1 + DRAFTS, BLOCK_SIZE, bench.buffers_there, most)
+    bench.check()
+    offered = bench.drafts[0].columns.offered[:active].tolist()
+    assert offered == [2 if active == 1 else DRAFTS] * active
+    there, last = bench.buffers_there, bench.state.columns.last
+    ids_RJ = there.ids_N[: ROWS * (1 + DRAFTS)].view(ROWS, -1).cpu()
+    lengths_RJ = there.lengths_N[: ROWS * (1 + DRAFTS)].view(ROWS, -1).cpu()
+    assert ids_RJ[0].tolist() == [int(last[0]), 5, 6, 8 if active > 1 else int(last[0])]
+    assert lengths_RJ[0, -1] == lengths_RJ[0, 0] + (DRAFTS if active > 1 else 0)
+    for index in range(active, ROWS):
+        assert ids_RJ[index].eq(last[index]).all()
+        assert lengths_RJ[index].eq(lengths_RJ[index, 0]).all()
+    assert torch.equal(
+        there.positions_PT[:, : ROWS * (1 + DRAFTS)].cpu(), bench.buffers.positions_PT[:, : ROWS * (1 + DRAFTS)]
+    )
 
 
 OUTSIDE: dict[tuple[int, ...], int] = {
@@ -130,9 +161,12 @@ def test_drafts_outside_the_vocabulary_are_no_drafts(device: str, positions: int
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize(("adaptive", "always_runs"), [(False, True), (True, True), (True, False)])
-def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive: bool, always_runs: bool):
-    bench = Bench(device, adaptive, always_runs)
+@pytest.mark.parametrize(
+    ("adaptive", "always_runs", "costs"),
+    [(False, True, False), (True, True, False), (True, False, False), (True, True, True)],
+)
+def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive: bool, always_runs: bool, costs: bool):
+    bench = Bench(device, adaptive, always_runs, costs)
     rows_R, rows_there = bench.rows(*batch)
     most = bench.limits.max_blocks
     counts: list[int] = []
