@@ -12,12 +12,15 @@ of a stream's first, second, third and later chunks.
 After the start omni rests for `--rest` seconds, in which it makes the captures that its start has deferred. `--rest 0` measures
 from the start on: the first answers then wait for captures.
 
+The facts below the table have the full garbage collections of this program, from its start on: it reads no chunk meanwhile.
+
 Another system takes omni's place with `--speaker MODULE:FUNCTION`: `(arguments) -> AsyncContextManager[Speaker]`, where a
 `Speaker` is called with a prompt and a seed, and gives the seconds of each chunk as it arrives. `--shape` and `--set` are omni's.
 """
 
 import argparse
 import asyncio
+import gc
 import importlib
 import random
 import tempfile
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.arguments import at_least, device_here, output_file, positive_float, positive_int
+from bench.garbage import full_collections
 from bench.listening import Crowd, SoundStream, crowd_of, listen
 from bench.report import environment, print_facts, print_table, write_json
 from omni import AsyncOmni, SamplingParams
@@ -105,6 +109,9 @@ async def measure(arguments: argparse.Namespace, open_speaker: SpeakerFactory) -
     start, found, salt = time.perf_counter(), dict[str, Crowd](), 1_000_000
     async with open_speaker(arguments) as speak:
         started = time.perf_counter() - start
+        if arguments.freeze:
+            gc.collect()
+            gc.freeze()
         for listeners in arguments.at_once:
             await closed_loop(speak, listeners, 1, salt)  # warms up
             salt += 1_000_000
@@ -167,6 +174,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--arrivals", type=positive_float, help="requests a second that arrive at random")
     parser.add_argument("--seconds", type=positive_float, default=60.0, help="of arrivals")
     parser.add_argument("--rest", type=at_least(0), default=10, help="seconds after the start")
+    parser.add_argument("--freeze", action="store_true", help="collect no garbage of the start, as `omni serve`")
     parser.add_argument("--speaker", type=speaker_named, default=omni_speaker, help="MODULE:FUNCTION of another system")
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
@@ -174,9 +182,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings; none as shipped")
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args(given)
-    crowds, started = asyncio.run(measure(arguments, arguments.speaker))
+    with full_collections() as seconds:
+        crowds, started = asyncio.run(measure(arguments, arguments.speaker))
     print_crowds(crowds)
     facts = environment() | {"shape": arguments.shape, "start-up s": f"{started:.1f}"}
+    facts |= {"full collections": len(seconds), "longest ms": f"{1000 * max(seconds, default=0.0):.0f}"}
     print_facts(facts)
     write_json(arguments.json, [{"at once": name} | asdict(one) for name, one in crowds.items()], facts)
 
