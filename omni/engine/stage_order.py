@@ -60,7 +60,8 @@ class StageOrder:
 
     def numbers(self, first: Names) -> dict[str, int]:
         """The reason of a turn's order, for the timeline: whether the sound stages launch `first`, or the others do; whether the
-        slack of a listener is short; whether one waits at the sound stages; and the least slack, in milliseconds, if one is playing."""
+        slack of a listener is short; whether one waits at the sound stages; and the least slack, if one is playing.
+        """
         listeners, least = self._listeners, self._listeners.least
         numbers = {
             "sound_first": int(first == self._sound_first[0] != self._plain[0]),

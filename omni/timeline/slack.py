@@ -195,7 +195,7 @@ def slack_lines(orders: Sequence[TurnOrder], chunks: Sequence[ChunkReport]) -> I
         yield ""
         yield from columns([head, *lines], right=range(3, len(head)), indent="")
     if chunks:
-        head = ("stage", "chunks of frames", "batches", "chunks", *slack)
+        sizes = ("stage", "chunks of frames", "batches", "chunks", *slack)
         rows = [
             (
                 *(one.stage, f"{one.frames}, first" if one.first else str(one.frames)),
@@ -204,7 +204,7 @@ def slack_lines(orders: Sequence[TurnOrder], chunks: Sequence[ChunkReport]) -> I
             for one in chunks
         ]
         yield ""
-        yield from columns([head, *rows], right=range(1, len(head)), indent="")
+        yield from columns([sizes, *rows], right=range(1, len(sizes)), indent="")
 
 
 def _three(slack: SlackSpread | None) -> tuple[str, str, str]:

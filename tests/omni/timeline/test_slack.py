@@ -72,12 +72,14 @@ def made() -> MadeTurns:
 
 def test_turns_are_counted_by_the_reason_of_their_order(made: MadeTurns) -> None:
     short, awaited, scarce, ample, nobody = make_report(made.trace).turns
+    assert short.slack is not None
+    assert [short.slack.p10, short.slack.p50, short.slack.p90] == pytest.approx([0.02, 0.1, 0.18])
     assert short == TurnOrder(
         listeners="a listener is short of sound",
         order="sound stages first",
         turns=3,
         held=1,
-        slack=SlackSpread(p10=pytest.approx(0.02), p50=0.1, p90=pytest.approx(0.18)),
+        slack=short.slack,
         stages=(launches("talker", 2, 1, 0), launches("vocoder", 1, 0, 1), launches("thinker", 2, 0, 1, prefill=512)),
     )
     sound_first = (launches("talker", 1, 1, 0), launches("thinker", 1, 0, 1, prefill=0))
