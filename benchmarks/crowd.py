@@ -9,6 +9,9 @@ speech per second of all streams together, first audio, real-time factor, and sl
 plays from the first chunk on, at the arrival of a chunk. A stream has a gap where its slack was negative. Last, the median seconds
 of a stream's first, second, third and later chunks.
 
+`--set engine.timeline=FILE` records a timeline: `omni timeline FILE` then reports in which order stages launched at which slack,
+and the sizes of chunks. Recording costs time, so the numbers of such a run are not those as shipped.
+
 After the start omni rests for `--rest` seconds, in which it makes the captures that its start has deferred. `--rest 0` measures
 from the start on: the first answers then wait for captures.
 

@@ -284,6 +284,9 @@ def _pages(memory: MemoryReport) -> Iterator[str]:
         for name, share in paged.items()
     ]
     yield from columns([header, *rows], right=(1, 2, 3, 4))
+    caching = [name for name, share in paged.items() if share.most_pages > (share.rows or 0) * share.fewest_pages]
+    if caching:
+        yield f"  {', '.join(caching)}: pages beyond those of all rows at full length are for the prefix cache"
 
 
 def _rows(memory: MemoryReport) -> Iterator[str]:

@@ -33,6 +33,7 @@ from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
 from omni.stage.returned import checked_moved
 from omni.timeline.file import TimelineFile
+from omni.timeline.slack import ORDER
 from omni.utils.closing import ClosingSteps
 from omni.utils.interrupts import is_interrupt
 from omni.utils.origin import with_origin
@@ -261,12 +262,20 @@ class Engine:
         if self._stage_order is None:
             moved |= self._tick(self._workers)
         else:
-            first, then = self._stage_order.turn()
-            launched = self._tick(first)
-            if then and self._stage_order.follows(launched):
-                launched |= self._tick(then)
-            moved |= launched
+            moved |= self._tick_in_order(self._stage_order)
         return self._route(self._orchestrator.tick) or moved
+
+    def _tick_in_order(self, order: StageOrder) -> bool:
+        since = self._device.host_time()
+        first, then = order.turn()
+        numbers = order.numbers(first) if since else {}
+        moved = self._tick(first)
+        held = bool(then) and not order.follows(moved)
+        if not held:
+            moved |= self._tick(then)
+        if moved:
+            self._device.host_did(LANE, ORDER, since, **numbers, held=int(held))
+        return moved
 
     def _tick(self, names: Iterable[str]) -> bool:
         moved, mailboxes = False, self._orchestrator.mailboxes

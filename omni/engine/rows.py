@@ -55,7 +55,7 @@ def divide_memory(
             halves = {name: _halved(f) if name in stages else f for name, f in footprints_of(loaded).items()}
             return MemoryPlan(halves, divide(halves, {}, None), DerivedRows(most) if stages else None)
         if not stages:
-            footprints = footprints_of(loaded)
+            footprints = _with_caches(footprints_of(loaded), most)
             least = divide(footprints, {}, budget)  # raises before measuring if the rest does not fit
             return MemoryPlan(
                 footprints, divide(footprints, measure(loaded, device), budget) if measure else least, None
@@ -82,11 +82,10 @@ def divide_again(
                 _set_rows({name: stage}, counts[name])
         footprints = footprints_of(loaded)
     costs = plan.derived.costs if plan.derived is not None else {}
-    for name, count in counts.items():
-        if budget is None:
-            footprints[name] = _halved(footprints[name])
-        elif costs[name].caches:
-            footprints[name] = _with_cache(footprints[name], count, most)
+    if budget is None:
+        footprints |= {name: _halved(footprints[name]) for name in counts}
+    else:
+        footprints = _with_caches(footprints, most)
     working = {name: memory.working or 0 for name, memory in plan.memory.items()}
     memory = divide(footprints, working if budget is not None else {}, budget)
     return MemoryPlan(footprints, memory, DerivedRows(min(counts.values()), costs) if counts else None)
@@ -106,9 +105,12 @@ def _halved(footprint: Footprint) -> Footprint:
     return replace(footprint, most_pages=max(footprint.fewest_pages, footprint.most_pages // 2))
 
 
-def _with_cache(footprint: Footprint, rows: int, most: int) -> Footprint:
-    """Pages that the rows cannot use, up to those of the maximum of rows, go to the prefix cache."""
-    return replace(footprint, most_pages=footprint.most_pages * most // rows)
+def _with_caches(footprints: Mapping[str, Footprint], most: int) -> dict[str, Footprint]:
+    """Pages that the rows cannot use, up to those of the maximum of rows, go to the prefix caches."""
+    return {
+        name: replace(f, most_pages=max(f.most_pages, most * f.fewest_pages)) if f.caches else f
+        for name, f in footprints.items()
+    }
 
 
 def _set_rows(stages: Mapping[str, RowStage], rows: int) -> None:
@@ -160,7 +162,7 @@ class _Search:
         """The plan with so many rows; None if it does not fit. Raises InsufficientMemoryError if a single row does not."""
         try:
             _set_rows(self._stages, rows)
-            footprints = self._with_caches(footprints_of(self._loaded), rows)
+            footprints = _with_caches(footprints_of(self._loaded), self._most)
             divide(footprints, {}, self._budget)
             working = self._working(rows)
             memory = divide(footprints, working, self._budget)
@@ -171,10 +173,6 @@ class _Search:
         if rows > 1 and self._needed(footprints, working, rows) > self._budget.bytes:
             return None
         return MemoryPlan(footprints, memory, DerivedRows(rows, self._costs))
-
-    def _with_caches(self, footprints: dict[str, Footprint], rows: int) -> dict[str, Footprint]:
-        caching = {name for name, cost in self._costs.items() if cost.caches}
-        return {name: _with_cache(f, rows, self._most) if name in caching else f for name, f in footprints.items()}
 
     def _working(self, rows: int) -> dict[str, int]:
         """Working memory of all stages. Stages without derived rows are measured once."""

@@ -1,5 +1,6 @@
 """The order in which the stages of a device launch their steps in a turn, by the slack of listeners."""
 
+import math
 from collections.abc import Sequence
 
 from omni.engine.produced import AUDIO
@@ -56,6 +57,19 @@ class StageOrder:
         if listeners.awaited or listeners.least < self._ample:
             return self._sound_first
         return self._others_first if listeners.coming else self._plain
+
+    def numbers(self, first: Names) -> dict[str, int]:
+        """The reason of a turn's order, for the timeline: whether the sound stages launch `first`, or the others do; whether the
+        slack of a listener is short; whether one waits at the sound stages; and the least slack, if one is playing.
+        """
+        listeners, least = self._listeners, self._listeners.least
+        numbers = {
+            "sound_first": int(first == self._sound_first[0] != self._plain[0]),
+            "others_first": int(first == self._others_first[0] != self._plain[0]),
+            "short": int(listeners.short),
+            "awaited": int(listeners.awaited),
+        }
+        return numbers if least == math.inf else {**numbers, "slack_ms": round(1000 * least)}
 
     def follows(self, moved: bool) -> bool:
         """Whether the others launch too. moved: whether one of the first stages has done something."""

@@ -29,8 +29,9 @@ class Footprint:
 
     weights: parameters and buffers. fixed: other allocations, independent of the number of pages.
     page_bytes: of one page; 0 for a kind without pages. fewest_pages: the minimum for a request of full length.
-    most_pages: the maximum that the stage can use; at least `fewest_pages`. chosen_pages: the user's number, or None.
+    most_pages: the maximum that requests can use; at least `fewest_pages`. chosen_pages: the user's number, or None.
     rows: number of requests that run at once, of which `fixed` has the buffers; None for a kind without rows.
+    caches: whether pages that no request uses hold a prefix cache. Such a stage gets more pages where memory is left.
     """
 
     weights: int = 0
@@ -40,6 +41,7 @@ class Footprint:
     most_pages: int = 0
     chosen_pages: int | None = None
     rows: int | None = None
+    caches: bool = False
 
 
 def module_bytes(module: nn.Module) -> int:

@@ -21,12 +21,11 @@ and finish no request sooner, and the measurement of a stage at start would take
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCost:
-    """The cost of a further row. bytes: of fixed memory. pages: of a request of typical length; 0 for a kind without pages. caches:
-    whether pages that no request uses hold a prefix cache."""
+    """The cost of a further row. bytes: of fixed memory. pages: of a request of typical length; 0 for a kind without
+    pages."""
 
     bytes: int
     pages: int = 0
-    caches: bool = False
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ import numpy as np
 
 from omni.device import PhaseCategory
 from omni.timeline.ranks import RankOrder, rank_lines, rank_orders
+from omni.timeline.slack import ChunkReport, TurnOrder, chunk_reports, slack_lines, turn_orders
 from omni.timeline.trace import (
     MAIN,
     RECORDING,
@@ -163,7 +164,8 @@ class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """span: from the first launch to the end of the last run. error: bound of the shift between launches and runs.
 
-    phases: by stage and lane, the phases of each category, followed by the category's sum if it has several.
+    phases: by stage and lane, the phases of each category, followed by the category's sum if it has several. turns, chunks: of
+    engines and stages that schedule by slack.
     """
 
     device: str
@@ -178,6 +180,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     drafts: tuple[DraftReport, ...]
     order: LaunchOrder
     ranks: tuple[RankOrder, ...] = ()
+    turns: tuple[TurnOrder, ...] = ()
+    chunks: tuple[ChunkReport, ...] = ()
 
 
 def make_report(trace: Trace) -> Report:
@@ -197,6 +201,8 @@ def make_report(trace: Trace) -> Report:
         drafts=tuple(_drafts(trace)),
         order=_launch_order(trace),
         ranks=tuple(rank_orders(trace)),
+        turns=tuple(turn_orders(trace)),
+        chunks=tuple(chunk_reports(trace)),
     )
 
 
@@ -316,6 +322,7 @@ def report_lines(report: Report) -> Iterator[str]:
         yield from _table(("stage", "stream beside", "busy ms", "behind the main stream"), busy, words=2)
     yield from _order_lines(report.order)
     yield from rank_lines(report.ranks)
+    yield from slack_lines(report.turns, report.chunks)
 
 
 def _decoding_lines(decoding: Decoding) -> Iterator[str]:

@@ -95,6 +95,7 @@ class LoadedAr:
             most_pages=rows * self._limits.max_blocks,
             chosen_pages=self._options.num_blocks,
             rows=rows,
+            caches=self._options.prefix_cache,
         )
         worker.close()
 
@@ -105,7 +106,7 @@ class LoadedAr:
         length, size = self._limits.max_model_len, self._limits.block_size
         typical = max(min(length, _TYPICAL_TOKENS), length // _TYPICAL_SHARE)
         pages = -(-typical // size)
-        return RowCost(bytes=-(-(many - few) // _COUNTED), pages=pages, caches=self._options.prefix_cache)
+        return RowCost(bytes=-(-(many - few) // _COUNTED), pages=pages)
 
     def _sketched_bytes(self, rows: int) -> int:
         device, limits = MetaDevice(), self._limits_of(rows)

@@ -82,7 +82,10 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         moved = False
         while self._upload.ready and self.samples.ready and (next_batch := self._next_batch()):
             chunk, batch = next_batch
-            if self.run_batch(batch, "decoding a chunk", partial(self.prepare, batch, chunk)):
+            numbers = self._numbers(chunk, batch) if self.device.launch_observer is not None else {}
+            with self.device.host_span(self.stream, "decode_chunks", **numbers):
+                launched = self.run_batch(batch, "decoding a chunk", partial(self.prepare, batch, chunk))
+            if launched:
                 for request in batch:
                     frames = min(chunk.frames, request.buffered)
                     request.forget(frames, self._sizes.capacity)
@@ -91,6 +94,14 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
                 self.totals["steps"] += 1
             moved = True
         return moved
+
+    def _numbers(self, chunk: ChunkShape, batch: Sequence[VocoderRequest]) -> dict[str, int]:
+        """Of a batch, for the timeline; with the least slack of its listeners, in milliseconds, if they are playing."""
+        numbers = {"rows": len(batch), "frames": chunk.frames, "first": int(chunk.first)}
+        if chunk.first or self._listeners is None:
+            return numbers
+        least = min(self._listeners.slack(request.id) for request in batch)
+        return numbers if least == math.inf else {**numbers, "slack_ms": round(1000 * least)}
 
     def prepare(
         self, requests: Sequence[VocoderRequest], chunk: ChunkShape

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from omni.timeline import read_trace
+from omni.timeline.report import make_report
 from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
 
 OTHER_SYSTEM = """
@@ -57,11 +59,17 @@ def test_crowd_measures_another_system(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_crowd_measures_omni(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "crowd.json"
+    file, timeline = tmp_path / "crowd.json", tmp_path / "timeline.json"
     what = ("--device", "cpu", "--shape", "tiny-omni", "--tokens", "4", "--frames", "20", "--at-once", "1", "2")
-    run_script(monkeypatch, "crowd", *what, "--turns", "1", "--rest", "0", "--json", str(file))
+    settings = ("--set", "engine.scheduling=slack", f"engine.timeline={timeline}")
+    run_script(monkeypatch, "crowd", *what, "--turns", "1", "--rest", "0", "--json", str(file), *settings)
     numbers = json.loads(file.read_text())["numbers"]
     assert [one["streams"] for one in numbers] == [1, 2]
     for one in numbers:
         assert 0 < one["first_audio_p50"] <= one["first_audio_p95"] <= one["first_audio_max"]
         assert one["sound_per_second"] > 0
+    report = make_report(read_trace(timeline))
+    assert sum(one.chunks for one in report.chunks if one.first) == 1 + 1 + 2 + 2, "each row warms up once"
+    assert all((one.slack is None) == one.first for one in report.chunks)
+    (waiting,) = (one for one in report.turns if one.listeners == "one waits at the sound stages")
+    assert {"talker", "code2wav"} <= {each.stage for each in waiting.stages}

@@ -14,7 +14,7 @@ from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
 from omni.engine import StageMemory, load_stages, resolve_pipeline
 from omni.errors import ConfigError
-from omni.stage import LoadedStage
+from omni.stage import MOST_CPU_ROWS, LoadedStage
 from omni.testing.engines import TickedEngine
 from omni_ar.loaded import LoadedAr
 from tests.support.omni_engine import OmniEngine, in_tree_plugins
@@ -34,7 +34,10 @@ _SMALL = {
     "talker.max_num_seqs": 4,
     "code2wav.max_num_seqs": 2,
 }
-_MOST, _FEWEST = 4 * 32, 32
+_MOST, _FEWEST = MOST_CPU_ROWS * 32, 32
+"""Pages of the largest prefix cache, and of one request of full length."""
+_ROWS = 4 * 32
+"""Pages of requests of full length in all rows."""
 
 
 def _loaded(tiny_model: Path, device: Device, load_format: str = "auto") -> dict[str, LoadedStage]:
@@ -110,7 +113,7 @@ def test_memory_too_small_for_weights_is_refused_without_measuring(
 def test_pages_that_the_user_chose_are_given(tiny_model: Path, ample: Mapping[str, StageMemory]) -> None:
     chosen = {"talker.num_blocks": 40}
     unbounded = _divided(tiny_model, None, chosen)
-    assert (unbounded["thinker"].pages, unbounded["talker"].pages) == (_MOST, 40)
+    assert (unbounded["thinker"].pages, unbounded["talker"].pages) == (_ROWS, 40)
     budget = _needed(ample) - 100 * ample["talker"].page_bytes
     memory = _divided(tiny_model, budget, chosen)
     assert memory["talker"].pages == 40

@@ -231,6 +231,19 @@ def rows_of(memory: Any) -> set[int]:
 
 QUICK = {"thinker.max_model_len": 256, "talker.max_model_len": 256, "code2wav.chunk_frames": 2}
 QUICK_SET = [word for path, value in QUICK.items() for word in ("--set", f"{path}={value}")]
+SET_OF_ROWS = [word for stage in ("thinker", "talker", "code2wav") for word in ("--set", f"{stage}.max_num_seqs=4")]
+
+
+def test_the_report_says_which_pages_are_for_the_prefix_cache(tiny_model: Path) -> None:
+    said = "thinker: pages beyond those of all rows at full length are for the prefix cache"
+    chosen = [*QUICK_SET, *SET_OF_ROWS, "--set", "talker.prefix_cache=false", "--device", "cuda"]
+    bounded = (*chosen, "--set", "engine.memory_bytes=10000000000")
+    shares = memory_of(report(tiny_model, *bounded))["stages"]
+    full = 256 // 16
+    assert [shares[name]["most_pages"] for name in ("thinker", "talker")] == [128 * full, 4 * full]
+    lines = [line.strip() for line in call(tiny_model, *bounded).stdout.splitlines()]
+    assert said in lines
+    assert said not in call(tiny_model, *bounded, "--set", "thinker.prefix_cache=false").stdout
 
 
 def test_the_report_says_how_rows_follow_from_memory(tiny_model: Path) -> None:

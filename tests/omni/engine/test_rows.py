@@ -63,10 +63,11 @@ class Rows:
             most_pages=rows * FULL,
             chosen_pages=self.chosen_pages,
             rows=rows,
+            caches=self.caches,
         )
 
     def count_row(self) -> RowCost:
-        return RowCost(bytes=self.row_bytes, pages=self.row_pages, caches=self.caches)
+        return RowCost(bytes=self.row_bytes, pages=self.row_pages)
 
     def measure(self) -> int:
         self.measured.append(self.rows)
@@ -163,6 +164,21 @@ def test_the_prefix_cache_has_at_most_the_pages_of_the_maximum_of_rows() -> None
     stage = Rows(row_bytes=1000, page_bytes=1, row_pages=1)
     assert divided({"it": stage}, 127_000).memory["it"].pages == MOST_ROWS * FULL
     assert stage.rows == 96
+
+
+@pytest.mark.parametrize("beside", [{}, {"derived": Rows()}])
+@pytest.mark.parametrize(("caches", "pages"), [(True, 100 * FULL), (False, 4 * FULL)])
+def test_the_prefix_cache_gets_the_rest_also_beside_rows_of_the_user(
+    caches: bool, pages: int, beside: Mapping[str, Rows]
+) -> None:
+    stage = Rows(page_bytes=10, chosen_rows=4, caches=caches)
+    stages = {"it": stage, **beside}
+    plan = divided(stages, 10 * 100 * FULL)
+    assert (stage.rows, plan.memory["it"].pages) == (4, pages)
+    again = divide_again(stages, Budget(10 * 100 * FULL, ""), MOST_ROWS, plan, {"it": 4} | dict.fromkeys(beside, 1))
+    assert again.memory["it"].pages == pages
+    assert divided({"it": Rows(page_bytes=10, chosen_rows=200)}, 10**6).memory["it"].pages == 200 * FULL
+    assert divided({"it": Rows(page_bytes=10, chosen_rows=4, chosen_pages=70)}, 10**6).memory["it"].pages == 70
 
 
 def test_numbers_of_the_user_are_kept_and_counted() -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from omni.connector import EdgeEnd
+from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest
 from omni.engine.credit import Credit
@@ -18,6 +19,7 @@ from omni.payload import AudioChunk
 from omni.pipeline import Edge, Pipeline, PipelineOutput
 from omni.pipeline.adapter import PassThrough
 from omni.stage import Listeners
+from omni.timeline import watched
 from omni_local.connector import LocalConnector
 from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, fake_stage, host, sound
 
@@ -164,6 +166,32 @@ def test_the_stages_that_come_second_are_never_held_twice_in_a_row(
     assert tuple(order.follows(moved) for moved in moves) == follows
 
 
+def test_the_numbers_of_a_turn_say_why_it_has_its_order(order: StageOrder, listeners: Listeners, clock: Clock) -> None:
+    def numbers() -> dict[str, int]:
+        found = order.numbers(order.turn()[0])
+        return {name: value for name, value in found.items() if value}
+
+    assert order.numbers(order.turn()[0]).keys() == {"sound_first", "others_first", "short", "awaited"}
+    listeners.join("a")
+    assert numbers() == {"others_first": 1}
+    listeners.reach_sound_stages("a")
+    assert numbers() == {"sound_first": 1, "awaited": 1}
+    listeners.add_sound("a", 1.5)
+    assert numbers() == {"slack_ms": 1500}
+    clock.now += 0.75
+    assert numbers() == {"sound_first": 1, "slack_ms": 750}
+    clock.now += 0.5
+    assert numbers() == {"sound_first": 1, "short": 1, "slack_ms": 250}
+    single = StageOrder(("talker", "vocoder"), SOUND, listeners)
+    assert single.numbers(single.turn()[0]) == {
+        "sound_first": 0,
+        "others_first": 0,
+        "short": 1,
+        "awaited": 0,
+        "slack_ms": 250,
+    }
+
+
 def test_a_pipeline_of_sound_stages_alone_has_one_order(listeners: Listeners) -> None:
     order = StageOrder(("talker", "vocoder"), SOUND, listeners)
     listeners.join("a")
@@ -201,12 +229,14 @@ class Moving(FakeWorker):
         return True
 
 
-def turns_of(graph: FakeGraph, stage_order: StageOrder, ticked: list[str], turns: int) -> list[list[str]]:
+def turns_of(
+    graph: FakeGraph, stage_order: StageOrder, ticked: list[str], turns: int, device: Device | None = None
+) -> list[list[str]]:
     """The stages that tick in each of the next turns."""
     graph.workers |= {name: Moving(name, ticked) for name in graph.workers}
     graph.orchestrator.mailboxes.update({name: Mailbox.of(worker) for name, worker in graph.workers.items()})
     engine = Engine(
-        CpuDevice(),
+        device or CpuDevice(),
         graph.orchestrator,
         workers=graph.workers,
         ends=graph.engine._ends,
@@ -230,6 +260,24 @@ def test_the_engine_ticks_held_stages_in_every_other_turn(clock: Clock, listener
     assert turns_of(graph, order, ticked, 2) == [["seer", "writer"], plain]
     listeners.reach_sound_stages("new")
     assert turns_of(graph, order, ticked, 2) == [["speaker"], ["speaker", "seer", "writer"]]
+
+
+def test_a_timeline_has_the_reason_of_each_turn_and_what_it_held(clock: Clock, listeners: Listeners) -> None:
+    graph, device = FakeGraph(), CpuDevice()
+    order = StageOrder(tuple(graph.workers), frozenset({"speaker"}), listeners)
+    with watched(device, tuple(graph.workers)) as timeline:
+        timeline.start()
+        turns_of(graph, order, [], 1, device)
+        listeners.join("new")
+        listeners.reach_sound_stages("new")
+        turns_of(graph, order, [], 2, device)
+        spans = [span for span in timeline.stop().host if span.name == "order"]
+    assert [span.stage for span in spans] == 3 * ["engine"]
+    assert [(each.numbers["awaited"], each.numbers["sound_first"], each.numbers["held"]) for each in spans] == [
+        (0, 0, 0),
+        (1, 1, 1),
+        (1, 1, 0),
+    ]
 
 
 def test_the_orchestrator_reports_sound_and_requests_to_listeners(clock: Clock) -> None:

@@ -11,6 +11,7 @@ import pytest
 from omni.device.cpu import CpuDevice
 from omni.stage import Listeners
 from omni.testing.simulation.late import QueuedDevice
+from omni.timeline import watched
 from omni_vocoder.chunks import ChunkShape, ChunkSizes
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.worker import VocoderRequest
@@ -178,6 +179,27 @@ def test_a_stream_about_to_run_dry_comes_first_then_a_first_chunk() -> None:
     bench.feed_pages("new", random_codes(1))
     bench.feed_pages("dry", random_codes(1))
     assert decoded(bench) == ["dry", "new"]
+
+
+def test_a_timeline_has_the_slack_at_which_chunks_were_decoded() -> None:
+    bench = ListeningBench(CpuDevice(), first_chunk_frames=1, chunk_frames=8)
+    with watched(bench.device) as timeline:
+        timeline.start()
+        streams(bench, {"dry": 0.05, "drier": -0.5})
+        for name in ("dry", "drier", "unheard"):
+            if name == "unheard":
+                bench.open(name)
+            bench.feed_pages(name, random_codes(1))
+        bench.settle(bench.device)
+        bench.feed_pages("unheard", random_codes(8))
+        bench.settle(bench.device)
+        spans = [dict(span.numbers) for span in timeline.stop().host if span.name == "decode_chunks"]
+    assert spans == [
+        {"rows": 2, "frames": 1, "first": 1},
+        {"rows": 2, "frames": 1, "first": 0, "slack_ms": -500},
+        {"rows": 1, "frames": 1, "first": 1},
+        {"rows": 1, "frames": 8, "first": 0},
+    ]
 
 
 def test_every_chunk_is_decoded_in_the_end() -> None:
