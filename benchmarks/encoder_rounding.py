@@ -1,11 +1,11 @@
 """How padding changes the rounding of Qwen3-Omni's towers in bfloat16: by operation, and against float64.
 
-    python benchmarks/encoder_rounding.py [--shape NAME] [--json FILE]
+    python benchmarks/encoder_rounding.py [--shape NAME] [--most N] [--json FILE]
 
-An item is encoded as it is, and padded. Each operation is then made again on the inputs that it had, with zeros behind them up to
-the padded length. `changed`: calls whose results have other bits then. `alone`: the largest difference of such a call; `carried`:
-that of the two encodings, which earlier operations contribute to. Both are shares of the largest value. `from float64`: the norm
-of the differences from the same weights in float64, as a share of its norm. Weights are random.
+An item is encoded as it is, and padded. Each operation is then made again on the inputs that it had in the first case, with those
+of the padding behind them. `changed`: calls whose results have other bits then. `alone`: the largest difference of such a call;
+`carried`: that of the two encodings, which earlier operations contribute to. Both are shares of the largest value. `from float64`:
+the norm of the differences from the same weights in float64, as a share of its norm. Weights are random.
 """
 
 import argparse
@@ -41,17 +41,12 @@ _TINY = {"audio_encoder": ((13, 64),), "vision_encoder": ((9, 16),)}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an operation. inputs: its tensors, whose first dimension padding lengthens."""
+    """A call of `operation`. inputs: its tensors, whose first dimension padding lengthens."""
 
     name: str
     operation: Callable[..., Tensor]
     inputs: Sequence[Tensor]
     result: Tensor
-
-    def padded(self, count: int) -> Tensor:
-        """The result of `inputs` with zeros behind them, `count` in all; those of `inputs` alone."""
-        longer = [torch.cat([t, t.new_zeros(count - len(t), *t.shape[1:])]) for t in self.inputs]
-        return self.operation(*longer)[: len(self.result)]
 
 
 @contextmanager
@@ -103,24 +98,31 @@ def from_float64(result: Tensor, exact: Tensor) -> float:
 
 
 def compare(plain: Sequence[Call], padded: Sequence[Call]) -> list[dict[str, Any]]:
-    """A row for each operation, in order of the first calls."""
+    """A row for each operation, in order of the first calls. Overwrites inputs in `padded`, which keeps their strides."""
     rows: dict[str, dict[str, Any]] = {}
     for call, longer in zip(plain, padded, strict=True):
         row = rows.setdefault(
             call.name, {"operation": call.name, "calls": 0, "changed": 0, "alone": 0.0, "carried": 0.0}
         )
-        alone = share(call.padded(len(longer.result)), call.result)
+        carried = share(longer.result[: len(call.result)], call.result)
+        for own, there in zip(call.inputs, longer.inputs, strict=True):
+            there[: len(own)] = own
+        alone = share(longer.operation(*longer.inputs)[: len(call.result)], call.result)
         row["calls"] += 1
         row["changed"] += alone > 0
         row["alone"] = max(row["alone"], alone)
-        row["carried"] = max(row["carried"], share(longer.result[: len(call.result)], call.result))
+        row["carried"] = max(row["carried"], carried)
     return list(rows.values())
 
 
-def run(stage: str, folder: Path, device: TimedDevice, sizes: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+def run(
+    stage: str, folder: Path, device: TimedDevice, sizes: Sequence[tuple[int, int]], most: int
+) -> Iterator[dict[str, Any]]:
     model = load(stage, folder, device).to(torch.bfloat16)
     exact_model = deepcopy(model).double()
     for embeddings, length in sizes:
+        if embeddings > most:
+            continue
         sample = model.largest_item(embeddings)
         item = {name: torch.rand_like(t) if t.is_floating_point() else t for name, t in sample.features.items()}
         with recording(model) as calls:
@@ -145,6 +147,7 @@ def main() -> None:
     parser.add_argument("--device", type=device_here("--device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-omni-30b")
     parser.add_argument("--tiny", action="store_true", help="the tiny shape, small items: to see that it runs")
+    parser.add_argument("--most", type=int, default=2048, metavar="N", help="leave out items of more embeddings")
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     device = open_timed(arguments.device)
@@ -154,7 +157,7 @@ def main() -> None:
         folder = Path(name) / "model"
         SHAPES["tiny-omni" if arguments.tiny else arguments.shape](folder)
         for stage, sizes in (_TINY if arguments.tiny else _FULL).items():
-            for row in run(stage, folder, device, sizes):
+            for row in run(stage, folder, device, sizes, arguments.most):
                 rows.append(row)
                 operations = row["operations"]
                 print_table(tuple(operations[0]), [tuple(each.values()) for each in operations])
