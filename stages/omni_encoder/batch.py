@@ -144,7 +144,7 @@ class BatchEncoder:
     """Owns the stream, the captured batches and their inputs. It does no scheduling."""
 
     def __init__(self, device: Device, stream: Stream, model: EncoderModel, lengths: Sequence[int] = ()) -> None:
-        """lengths: batch lengths that batches are padded to. Captured or not, since products of other shapes round differently."""
+        """lengths: batch lengths that batches are padded to, captured or not: operations of another shape round differently."""
         self._device = device
         self._stream = stream
         self._model = model

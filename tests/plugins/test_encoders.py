@@ -261,7 +261,7 @@ def test_captured_batches_equal_others_in_bfloat16_to_the_bit(name: str, device:
 @torch.inference_mode()
 @pytest.mark.parametrize("name", BUILT)
 def test_padded_batches_are_as_near_to_float64_as_others(name: str) -> None:
-    """They differ in bfloat16, as products and attention of another shape are added up in another order."""
+    """They differ in bfloat16, as attention of another shape adds up keys in another order."""
     model, items = rounded(name)
     exact = exact_outputs(model, built(name, folder_of(name)), items)
     least = model.padded_length(items)
