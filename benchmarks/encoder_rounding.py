@@ -40,7 +40,7 @@ _TINY = {"audio_encoder": ((13, 64),), "vision_encoder": ((9, 16),)}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperationCall:
     """A call of `operation`. inputs: its tensors, whose first dimension padding lengthens."""
 
     name: str
@@ -50,9 +50,9 @@ class Call:
 
 
 @contextmanager
-def recording(model: nn.Module) -> Iterator[list[Call]]:
+def recording(model: nn.Module) -> Iterator[list[OperationCall]]:
     """The calls of attention, and of modules with weights of their own, in order."""
-    calls: list[Call] = []
+    calls: list[OperationCall] = []
 
     def attended(
         q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, lengths: tuple[int, ...] | None, scale: float
@@ -61,11 +61,11 @@ def recording(model: nn.Module) -> Iterator[list[Call]]:
             return attend_segments(q, k, v, bounds, None, scale)
 
         result = attend_segments(q, k, v, bounds, lengths, scale)
-        calls.append(Call("attention", again, (q, k, v, bounds), result))
+        calls.append(OperationCall("attention", again, (q, k, v, bounds), result))
         return result
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda module, given, result: calls.append(Call(name, module.forward, given, result))
+        return lambda module, given, result: calls.append(OperationCall(name, module.forward, given, result))
 
     hooks = [
         module.register_forward_hook(hook(re.sub(r"\.\d+\b", "", name)))
@@ -97,7 +97,7 @@ def from_float64(result: Tensor, exact: Tensor) -> float:
     return float((result.double() - exact).norm() / exact.norm())
 
 
-def compare(plain: Sequence[Call], padded: Sequence[Call]) -> list[dict[str, Any]]:
+def compare(plain: Sequence[OperationCall], padded: Sequence[OperationCall]) -> list[dict[str, Any]]:
     """A row for each operation, in order of the first calls. Overwrites inputs in `padded`, which keeps their strides."""
     rows: dict[str, dict[str, Any]] = {}
     for call, longer in zip(plain, padded, strict=True):

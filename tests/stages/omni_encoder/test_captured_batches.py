@@ -160,13 +160,13 @@ def test_captured_batches_read_from_fixed_memory() -> None:
     assert not any(worker.counters().values())
 
 
-class Card(CpuDevice):
+class CapturableCpu(CpuDevice):
     captures = True
 
 
 def test_a_device_that_can_capture_pads_without_graphs_too() -> None:
     """So results are the same with graphs and without."""
-    for device, padded in ((Card(), 16), (CpuDevice(), 3)):
+    for device, padded in ((CapturableCpu(), 16), (CpuDevice(), 3)):
         tower = Tower()
         stage = loaded(False, tower, (16, 40), device)
         worker = stage.start(0)
