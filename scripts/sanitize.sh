@@ -4,6 +4,7 @@
 #
 #     scripts/sanitize.sh              both tools
 #     scripts/sanitize.sh racecheck    one of them
+#     scripts/sanitize.sh --list       the tests of each shard, without running them
 #
 # PYTHON names the interpreter, SANITIZE_LOGS a folder for the logs. Exits with 1 if a tool reports anything, a test fails, or a
 # tool misses a planted fault.
@@ -18,7 +19,8 @@ tests=tests/stages/omni_ar/kernels
 encoders=tests/stages/omni_encoder/kernels
 vocoders=tests/stages/omni_vocoder/kernels
 denoisers=tests/stages/omni_diffusion/kernels
-limit=150 # seconds of one shard
+frames=tests/stages/omni_frames/kernels
+limit=240 # seconds of one shard
 # Shards run side by side, and what is compared with runs on the CPU in part.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 
@@ -37,22 +39,27 @@ find_sanitizer() {
 # they are written to one place. It looks at tiles that fill their blocks.
 tiny='not gpu'
 served='served and not fp32 and not fp16 and not reference'
-shards=(layers linear tiles overlap attention segments convolutions windows denoising experts sampling flat_rows steep_rows steps)
-tiny_shards=(tiny_layers tiny_segments tiny_convolutions tiny_windows tiny_denoising tiny_linear tiny_experts)
+shards=(layers sums linear tiles overlap attention segments convolutions windows denoising experts sampling flat_rows steep_rows
+    drafted_rows steps)
+tiny_shards=(tiny_layers tiny_sums tiny_features tiny_segments tiny_convolutions tiny_windows tiny_denoising tiny_linear tiny_experts)
 select_tests() {
     case $1 in
         tiny_layers) selection=(-m "$tiny" "$tests"/test_{norm,rope,activation,frame,attention}_kernels.py) ;;
+        tiny_sums) selection=(-m "$tiny" -k "not compile" "$tests"/test_{embedding_kernels,sums_over_ranks}.py) ;;
+        tiny_features) selection=(-m "$tiny" "$tests/test_attention_features.py") ;;
         tiny_segments) selection=(-m "$tiny" "$encoders/test_segment_attention_kernels.py") ;;
-        tiny_convolutions) selection=(-m "$tiny" "$vocoders/test_causal_conv_kernels.py") ;;
+        tiny_convolutions) selection=(-m "$tiny" "$vocoders/test_causal_conv_kernels.py" "$frames/test_snake_kernels.py") ;;
         tiny_windows) selection=(-m "$tiny" "$vocoders"/test_{window_attention,residual_norm}_kernels.py) ;;
         tiny_denoising) selection=(-m "$tiny" "$denoisers" --ignore "$denoisers/test_diffusion_kernels_compile.py") ;;
         tiny_linear) selection=(-m "$tiny" "$tests/test_linear_kernels.py") ;;
         tiny_experts) selection=(-m "$tiny" "$tests/test_moe_kernels.py") ;;
         layers) selection=(-m gpu -k "$served" "$tests"/test_{norm,rope,activation,frame}_kernels.py) ;;
+        # Ranks in processes of their own are not seen: one rank's kernel is.
+        sums) selection=(-m gpu -k "$served" "$tests"/test_{embedding_kernels,sums_over_ranks}.py) ;;
         linear) selection=(-m gpu -k "$served and not test_tiles" "$tests/test_linear_kernels.py") ;;
         tiles) selection=(-m gpu -k "$served and test_tiles" "$tests/test_linear_kernels.py") ;;
         overlap) selection=(-m gpu -k "not captured" "$tests/test_overlapping_kernels.py") ;;
-        attention) selection=(-m gpu -k "$served" "$tests/test_attention_kernels.py") ;;
+        attention) selection=(-m gpu -k "$served" "$tests"/test_attention_{kernels,features}.py) ;;
         segments) selection=(-m gpu -k "$served" "$encoders/test_segment_attention_kernels.py") ;;
         convolutions) selection=(-m gpu -k "$served" "$vocoders/test_causal_conv_kernels.py") ;;
         windows) selection=(-m gpu -k "$served" "$vocoders"/test_{window_attention,residual_norm}_kernels.py) ;;
@@ -61,9 +68,18 @@ select_tests() {
         sampling) selection=(-m gpu -k "not random_rows" "$tests/test_sampling_kernels.py") ;;
         flat_rows) selection=(-m gpu -k "random_rows and 0.2" "$tests/test_sampling_kernels.py") ;;
         steep_rows) selection=(-m gpu -k "random_rows and 3.0" "$tests/test_sampling_kernels.py") ;;
-        steps) selection=(-m gpu "$tests/test_step_kernels.py") ;;
+        drafted_rows) selection=(-m gpu "$tests/test_drafted_sampling.py") ;;
+        steps) selection=(-m gpu "$tests"/test_{step,draft}_kernels.py) ;;
     esac
 }
+
+if [[ ${1-} == --list ]]; then
+    for shard in "${shards[@]}" "${tiny_shards[@]}"; do
+        select_tests "$shard"
+        echo "$shard: ${selection[*]}"
+    done
+    exit
+fi
 
 # Runs a command under a tool.
 under() {

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | pinned slot | host, in `FeatureCopy.fill` | the H2D copy of a piece | the event after that copy |
 | features on the host | front end | host, in `FeatureCopy.fill` | the launch of the batch, until which its jobs are kept |
-| a batch's inputs | `clear_rest`, `copy_features` | `encode_batch` | stream order; captured batches share a buffer |
+| a batch's inputs | `clear_rest`, `copy_features` | `encode_batch` | stream order; padded batches share a buffer |
 | a batch's outputs | `encode_batch` | `take_outputs` | stream order: it follows immediately |
 | an item's outputs | `take_outputs` | consumers, after `end` | when neither the cache nor an unfreed payload needs them |
 """
@@ -144,17 +144,18 @@ class BatchEncoder:
     """Owns the stream, the captured batches and their inputs. It does no scheduling."""
 
     def __init__(self, device: Device, stream: Stream, model: EncoderModel, lengths: Sequence[int] = ()) -> None:
-        """lengths: batch lengths to be captured."""
+        """lengths: batch lengths that batches are padded to, captured or not: operations of another shape round differently."""
         self._device = device
         self._stream = stream
         self._model = model
         self._uploader = PieceUploader(device, stream)
         self._graphs = CapturedGraphs[None, EncodeGraph](stream.name, unit="embeddings", option="graph_lengths")
+        self._lengths = tuple(sorted(lengths))
         largest = max((model.plan((), length).nbytes for length in lengths), default=0)
         self._inputs = device.zeros((largest,), torch.uint8)
 
     def capture(self, lengths: Iterable[int]) -> None:
-        """Captures batches of these lengths. At start. lengths: preferably the largest first."""
+        """Captures batches of these lengths. At start. lengths: some of those to pad to, preferably the largest first."""
         for length in lengths:
             plan = self._model.plan((), length)
             outputs: dict[str, Tensor] = {}
@@ -163,12 +164,13 @@ class BatchEncoder:
             self._graphs.add(None, length, EncodeGraph(graph, outputs))
 
     def prepare(self, items: Sequence[Mapping[str, Tensor]]) -> PreparedBatch:
-        captured, length = None, self._model.padded_length(items)
+        captured, padded, length = None, None, self._model.padded_length(items)
         if length is None:
             self._graphs.log_uncaptured("media that the model cannot pad")
         else:
-            length, captured = self._graphs.find(None, length)
-        given: object = self._model.plan(items, length if captured is not None else None)
+            size, captured = self._graphs.find(None, length)
+            padded = size if captured is not None else next((known for known in self._lengths if known >= length), None)
+        given: object = self._model.plan(items, padded)
         if not isinstance(given, EncodePlan):
             name = method_name(self._model.plan, "plan")
             raise ReturnedError(f"{name} gave {type_of(given)}: return an EncodePlan", self._model.plan)
@@ -176,7 +178,7 @@ class BatchEncoder:
         if len(plan.sizes) != len(items):
             problem = f"{type(self._model).__name__} planned {len(plan.sizes)} outputs for {len(items)} items"
             raise ReturnedError(problem, self._model.plan)
-        buffer = self._inputs if captured is not None else self._device.empty((plan.nbytes,), torch.uint8, self._stream)
+        buffer = self._inputs if padded is not None else self._device.empty((plan.nbytes,), torch.uint8, self._stream)
         return PreparedBatch(plan, captured, self._uploader.begin(plan, buffer))
 
     def send(self, batch: PreparedBatch) -> bool:

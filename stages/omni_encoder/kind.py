@@ -31,7 +31,9 @@ class LoadedEncoder(MeasuredStage[EncoderWorker]):
     def __init__(self, context: StageContext, model: EncoderModel) -> None:
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, EncoderOptions)
-        lengths = options.captured_lengths if context.graphs and model.padded_length(()) is not None else ()
+        # Also without graphs where batches could be captured, for the same results to the bit.
+        pads = (context.graphs or device.captures) and model.padded_length(()) is not None
+        lengths = options.captured_lengths if pads else ()
         new_worker = partial(
             EncoderWorker, stage.name, device, model, options, priority=stage.priority, lengths=lengths
         )

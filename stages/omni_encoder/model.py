@@ -22,7 +22,7 @@ class SampleItem:
 class EncoderModel(nn.Module, ABC):
     """A tower that turns the features of media items into embeddings. `plan` computes on the host all that follows from sizes alone
     (indices, positions, lengths), so that `encode` never synchronizes. An item's output must depend neither on other items in its
-    batch nor on padding."""
+    batch nor on padding, except by rounding: operations of another shape may add up in another order."""
 
     def padded_length(self, items: Sequence[Mapping[str, Tensor]]) -> int | None:
         """The minimum length to which `plan` can pad a batch of these items; None for items that it cannot pad, which run

@@ -13,8 +13,8 @@ class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_batch_length: maximum embeddings of a batch (the sum of `MediaItem.length`); a longer item is refused.
     cache_bytes: device memory for the cache of outputs; 0 disables it.
     graph_lengths: numbers of embeddings for which batches are captured, where graphs are on (`engine.graphs`).
-        A shorter batch is padded to the next length; a longer one runs uncaptured, as do media that the model cannot
-        pad. None takes lengths up to that of a large picture.
+        A shorter batch is padded to the next length, on a CUDA device also without graphs; a longer one is not padded
+        and runs uncaptured, as do media that the model cannot pad. None takes lengths up to that of a large picture.
     held_bytes: device memory for outputs that requests still need. While it is used up, only items of the request of
         first request in serving order with such outputs are encoded.
     """

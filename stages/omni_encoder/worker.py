@@ -20,7 +20,7 @@ _MAX_IN_FLIGHT = 2
 
 
 class EncoderWorker(MailboxWorker[EncoderRequest]):
-    """Runs one encoder. lengths: batch lengths to be captured."""
+    """Runs one encoder. lengths: batch lengths that batches are padded to."""
 
     def __init__(
         self,

@@ -37,8 +37,16 @@ def test_encoders_measures_both_towers(monkeypatch: pytest.MonkeyPatch, tmp_path
     for row in rows:
         assert row["host ms"] > 0
         assert row["device ms"] > 0
-        # Padding changes only the order of sums.
-        assert row["apart"] < 1e-5
+        assert row["apart"] == 0
+
+
+def test_encoder_rounding_finds_what_padding_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "rounding.json"
+    run_script(monkeypatch, "encoder_rounding", "--device", "cpu", "--tiny", "--json", str(file))
+    for row in json.loads(file.read_text())["numbers"]:
+        assert 0 < row["padded, from float64"] < 1.1 * row["from float64"]
+        changed = {each["operation"]: each["changed"] for each in row["operations"]}
+        assert changed["attention"] > 0
 
 
 @pytest.mark.slow

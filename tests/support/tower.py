@@ -63,7 +63,7 @@ class Tower(EncoderModel):
         return {"sum": before @ x, "doubled": x * 2}
 
     def largest_item(self, length: int) -> SampleItem:
-        return SampleItem(length, {"x": torch.zeros(length, 4), "grid": torch.zeros(3, dtype=torch.int64)})
+        return SampleItem(length, {"x": torch.zeros(length), "grid": torch.zeros(3, dtype=torch.int64)})
 
 
 # An encoder's model run by itself, as its stage does.
@@ -74,14 +74,18 @@ def encode(
     items: Sequence[Mapping[str, Tensor]],
     device: Device | None = None,
     lengths: Sequence[int] = (),
+    *,
+    captured: bool = True,
 ) -> list[Outputs]:
-    """The outputs of one batch on `device`, where the model is; the CPU if it is not given. lengths: captured before."""
+    """The outputs of one batch on `device`, where the model is; the CPU if it is not given. lengths: that it may be padded to,
+    captured before unless `captured` is false."""
     device = device or CpuDevice()
     with torch.inference_mode():
         encoder = BatchEncoder(device, device.stream("encode"), model, lengths)
-        encoder.capture(lengths)
+        if captured:
+            encoder.capture(lengths)
         batch = encoder.prepare(items)
-        assert (batch.captured is not None) == bool(lengths)
+        assert (batch.captured is not None) == (captured and bool(lengths))
         while not batch.transfer.finished:
             encoder.send(batch)
         encoded = encoder.launch(batch)

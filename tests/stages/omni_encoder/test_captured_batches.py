@@ -13,11 +13,13 @@ from omni.device.cpu import CpuDevice
 from omni.pipeline import Stage
 from omni.stage import StageContext
 from omni.testing.simulation.late import QueuedDevice
+from omni.testing.stages.driver import StageDriver
+from omni_encoder.batch import BatchEncoder
 from omni_encoder.kind import LoadedEncoder
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.plan import EncodePlan, EncoderInput
-from tests.stages.omni_encoder.bench import Bench
+from tests.stages.omni_encoder.bench import Bench, media
 from tests.support.tower import Tower, encode
 
 
@@ -43,6 +45,22 @@ def test_a_batch_is_padded_to_the_next_captured_length(make_device: Callable[[],
     assert bench.tower.encoded == [2, 4, 8, 4, 2]
     assert bench.tower.segments == []
     assert not bench.held
+
+
+@pytest.mark.parametrize("captured", [(), (8,), (4, 2)])
+def test_batches_without_a_graph_are_padded_too(captured: tuple[int, ...]) -> None:
+    """To the length that they would be captured at."""
+    tower, device = Tower(), CpuDevice()
+    encoder = BatchEncoder(device, device.stream("encode"), tower, (8, 4, 2))
+    encoder.capture(captured)
+    tower.encoded.clear()
+    for count in (1, 3, 8, 9):
+        batch = encoder.prepare([{"x": torch.ones(count)}])
+        while not batch.transfer.finished:
+            encoder.send(batch)
+        encoder.launch(batch)
+    assert tower.encoded == ([8, 8, 8, 9] if captured == (8,) else [2, 4, 8, 9])
+    assert tower.segments == [(9,)]
 
 
 def test_outputs_stay_when_their_graph_runs_again() -> None:
@@ -113,7 +131,10 @@ class Doubler(EncoderModel):
 
 
 def loaded(
-    graphs: bool, model: EncoderModel | None = None, graph_lengths: tuple[int, ...] | None = None
+    graphs: bool,
+    model: EncoderModel | None = None,
+    graph_lengths: tuple[int, ...] | None = None,
+    device: Device | None = None,
 ) -> LoadedEncoder:
     given = EncoderOptions(max_batch_length=40, graph_lengths=graph_lengths)
     stage = Stage(name="it", kind="encoder", model="none:none", options=given)
@@ -121,7 +142,7 @@ def loaded(
         stage=stage,
         options=given,
         checkpoint=Checkpoint.__new__(Checkpoint),
-        device=CpuDevice(),
+        device=device or CpuDevice(),
         dtype=torch.float32,
         load_format="auto",
         graphs=graphs,
@@ -137,6 +158,24 @@ def test_captured_batches_read_from_fixed_memory() -> None:
     worker = captured.start(0)
     assert not any(worker.usage().values())
     assert not any(worker.counters().values())
+
+
+class CapturableCpu(CpuDevice):
+    captures = True
+
+
+def test_a_device_that_can_capture_pads_without_graphs_too() -> None:
+    """So results are the same with graphs and without."""
+    for device, padded in ((CapturableCpu(), 16), (CpuDevice(), 3)):
+        tower = Tower()
+        stage = loaded(False, tower, (16, 40), device)
+        worker = stage.start(0)
+        driver = StageDriver(worker, device.stream("test"))
+        driver.open("a")
+        driver.feed_host("a", media(0, [1.0, 2.0, 3.0]))
+        driver.end("a")
+        driver.settle(device)
+        assert tower.encoded == [padded]
 
 
 def test_a_model_that_pads_nothing_has_nothing_captured() -> None:

@@ -16,7 +16,7 @@ def attend_segments(
     scale: float,
 ) -> Tensor:
     """Computes segment by segment if the host has the lengths, else with a mask, whose work is independent of the
-    segments."""
+    segments. The two add up keys in different tiles, so they round differently."""
     if lengths is None:
         return _masked(q_SHW, k_SHW, v_SHW, bounds_S2, scale)
     return _split(q_SHW, k_SHW, v_SHW, lengths, scale)

@@ -10,6 +10,7 @@ from omni.device import open_device
 from omni_ar.attention import AttentionFeatures, TritonPagedAttention
 from tests.stages.omni_ar.kernels.attention_runs import DEVICE, attend, capture, decode_settings
 from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch
+from tests.support.exact import served
 from tests.support.tiers import chosen
 
 pytestmark = pytest.mark.thorough
@@ -90,6 +91,17 @@ def test_features_with_random_shapes_and_chosen_settings(dtype, head_dim, omni_d
         ours = backend.attend(q, world.cache, LAYER, meta, features)
         check_attention(ours, expected)
         assert torch.equal(backend.attend(q, world.cache, LAYER, meta, features), ours)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("names", [served("softcap window scale"), served("alibi_slopes sinks")])
+def test_features_with_heads_of_served_models(names, omni_device):
+    world = PagedRows(0, 8, 2, 128, 16, 100, torch.bfloat16, "cuda")
+    features = world.features(names, window=50)
+    q, meta, expected = mixed_batch(
+        world, [300, 70], [(40, 100), (0, 70)], spare_columns=9, poison=world.poison, features=features
+    )
+    check_attention(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta, features), expected)
 
 
 @pytest.mark.gpu

@@ -31,7 +31,7 @@ def case(shape, dtype):
     "shape",
     [*SHAPES, *drawn(random_shape), served((2, 15, 9, 1024)), *(pytest.param(s, marks=pytest.mark.gpu) for s in LARGE)],
 )
-def test_sums_have_the_bits_of_the_reference(shape, dtype, first):
+def test_sums_have_the_bits_of_plain_torch(shape, dtype, first):
     ids, tables, vector = case(shape, dtype)
     given = vector if first else None
     ours = kernel.summed_embeddings(ids, tables, given)

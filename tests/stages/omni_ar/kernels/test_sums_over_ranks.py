@@ -23,7 +23,7 @@ from omni_ar.kernels.norm import PartialSum, add_rms_norm, residual_sum
 from omni_ar.kernels.norm import kernel as norm_kernel
 from omni_ar.kernels.overlap import kernels_in_turn
 from tests.stages.omni_ar.kernels.interleaved_kernels import InterleavedRanks
-from tests.support.exact import assert_near
+from tests.support.exact import HERE, assert_near, served
 from tests.support.gpu_compiler import GpuCompiler
 from tests.support.tiers import MUTATION, SLOW, chosen, few
 
@@ -47,11 +47,27 @@ def shapes(call: int) -> tuple[int, int, int]:
     return rows, width, chance.choice([0, 0, 3])
 
 
-def check_call(call: int, peers: RankMemory, device: torch.device, dtype: torch.dtype) -> None:
-    (rows, width, parts), size = shapes(call), len(peers.bases)
-    shape = (parts, rows, width) if parts else (rows, width)
-    given = [drawn(call, rank, *shape).to(torch.float32 if parts else dtype) for rank in range(size)]
-    rounded = [each.sum(0).to(dtype) if parts else each for each in given]
+def drawn_parts(
+    call: int, size: int, shape: tuple[int, int, int], dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What each rank adds, and the same as one part in `dtype`."""
+    rows, width, parts = shape
+    given = [drawn(call, rank, *((parts,) if parts else ()), rows, width) for rank in range(size)]
+    given = [each.to(torch.float32 if parts else dtype) for each in given]
+    return given, [each.sum(0).to(dtype) if parts else each for each in given]
+
+
+def check_call(
+    call: int,
+    peers: RankMemory,
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int] | None = None,
+) -> None:
+    """shape: as of `shapes`, if it is not that of the call."""
+    size = len(peers.bases)
+    rows, width, _ = shape = shape or shapes(call)
+    given, rounded = drawn_parts(call, size, shape, dtype)
     total_TD = torch.zeros(rows, width)
     for each in rounded:
         total_TD += each.float()
@@ -93,6 +109,22 @@ def interleaved(size: int, seed: int, calls: int) -> None:
 @pytest.mark.parametrize(("size", "seed"), few(3, [(2, 0), (3, 4), (2, 1), (2, 2), (2, 3), (4, 5)], SLOW))
 def test_interleaved_ranks_sum(size: int, seed: int) -> None:
     interleaved(size, seed, calls=9)
+
+
+@pytest.mark.parametrize(("rows", "width", "dtype"), [(3, 300, torch.float32), served(2, 2048, torch.bfloat16)])
+def test_sums_with_parts_that_have_arrived(rows: int, width: int, dtype: torch.dtype) -> None:
+    """The other rank's: on one GPU and in one process, where compute-sanitizer sees the kernels."""
+    nbytes = sum_kernel.bytes_needed(2, MOST_BYTES)
+    own, other = (torch.zeros(nbytes, dtype=torch.uint8, device=HERE) for _ in range(2))
+    peers = RankMemory(0, torch.tensor([own.data_ptr(), other.data_ptr()], device=HERE), MOST_BYTES)
+    for call in range(6):
+        shape = rows, width, 3 * (call // 3)
+        _, rounded = drawn_parts(call, 2, shape, dtype)
+        arrived = rounded[1].where(rounded[1] != 0, -0.0).flatten().view(torch.uint8)
+        start = nbytes - (3 - 2 * (call % 2)) * MOST_BYTES
+        own[start : start + arrived.numel()] = arrived.to(HERE)
+        check_call(call, peers, HERE, dtype, shape)
+    assert not own[4:].any(), "a number that was read has not been taken out"
 
 
 FAULTS = {
