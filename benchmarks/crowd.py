@@ -23,7 +23,6 @@ Another system takes omni's place with `--speaker MODULE:FUNCTION`: `(arguments)
 
 import argparse
 import asyncio
-import gc
 import importlib
 import random
 import tempfile
@@ -112,9 +111,6 @@ async def measure(arguments: argparse.Namespace, open_speaker: SpeakerFactory) -
     start, found, salt = time.perf_counter(), dict[str, Crowd](), 1_000_000
     async with open_speaker(arguments) as speak:
         started = time.perf_counter() - start
-        if arguments.freeze:
-            gc.collect()
-            gc.freeze()
         for listeners in arguments.at_once:
             await closed_loop(speak, listeners, 1, salt)  # warms up
             salt += 1_000_000
@@ -177,7 +173,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--arrivals", type=positive_float, help="requests a second that arrive at random")
     parser.add_argument("--seconds", type=positive_float, default=60.0, help="of arrivals")
     parser.add_argument("--rest", type=at_least(0), default=10, help="seconds after the start")
-    parser.add_argument("--freeze", action="store_true", help="collect no garbage of the start, as `omni serve`")
     parser.add_argument("--speaker", type=speaker_named, default=omni_speaker, help="MODULE:FUNCTION of another system")
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"

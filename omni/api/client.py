@@ -6,7 +6,7 @@ import logging
 
 from omni.api.arguments import CheckedArguments
 from omni.api.load import Loaded
-from omni.api.owner import SWITCH_INTERVAL, OwnerProcess
+from omni.api.owner import FROZEN_OBJECTS, SWITCH_INTERVAL, OwnerProcess
 from omni.api.request import Deliver, RequestHandle, RequestPreparer, check_at_stages
 from omni.api.request_queue import RequestQueue
 from omni.api.serial_executor import SerialExecutor
@@ -42,8 +42,9 @@ class Client:
         )
         self.queue = RequestQueue(preparer, self._downloads, self.executor, loaded.limits)
         self._switch_interval = loaded.options.switch_interval
+        self._freezes = loaded.options.gc_freeze
         self._numbers = itertools.count()
-        self._closing = False
+        self._frozen = self._closing = False
         self._shut_once = False
         self._failure: Exception | None = None
 
@@ -58,6 +59,9 @@ class Client:
             SWITCH_INTERVAL.lower(self._switch_interval)
         self.engine.start()
         self.queue.start()
+        if self._freezes:
+            FROZEN_OBJECTS.freeze()
+            self._frozen = True
 
     def check(self, arguments: CheckedArguments, *, may_wait: bool) -> None:
         """Raises InputError for sampling that this model does not support, and for a voice where there is no choice. may_wait:
@@ -125,6 +129,8 @@ class Client:
         finally:
             if self._switch_interval is not None and self in _OPEN:
                 SWITCH_INTERVAL.restore(self._switch_interval)
+            if self._frozen:
+                FROZEN_OBJECTS.thaw()
             self.executor.end()
             _OPEN.discard(self)
 

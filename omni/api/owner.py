@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -41,6 +42,36 @@ class SwitchInterval:
 
 SWITCH_INTERVAL = SwitchInterval()
 """The switch interval of this interpreter."""
+
+
+class FrozenObjects:
+    """Excludes objects from garbage collection that exist when a model is opened, among them those of its imports, until a model is
+    closed. A full collection would stop all threads for the longer the more objects there are. A program that excludes objects
+    itself is left alone. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._models = 0
+        self._freezes = False
+
+    def freeze(self) -> None:
+        with self._lock:
+            if not self._models:
+                self._freezes = not gc.get_freeze_count()
+            self._models += 1
+            if self._freezes:
+                gc.freeze()
+
+    def thaw(self) -> None:
+        """The closed model's objects are in cycles. Those of models that are still open are collected again too."""
+        with self._lock:
+            self._models -= 1
+            if self._freezes:
+                gc.unfreeze()
+
+
+FROZEN_OBJECTS = FrozenObjects()
+"""The objects of this interpreter that are excluded from garbage collection."""
 
 
 class OwnerProcess:

@@ -1,7 +1,6 @@
 """Serves an app with uvicorn, until SIGTERM or Ctrl-C."""
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -135,9 +134,6 @@ def serve(omni: AsyncOmni, options: ServeOptions, listener: socket.socket, liste
         asyncio.run(omni.close())
         raise
     server.prepare()
-    # Later collections exclude what the start has made: they would hold all streams up for as long as listeners have sound ahead.
-    gc.collect()
-    gc.freeze()
     server.run([listener])
     if server.failure is not None:
         raise server.failure

@@ -128,7 +128,8 @@ def test_the_allocator_reports_the_peak_on_a_gpu() -> None:
 
     run()
     device.synchronize()
-    for _ in range(100):
+    # Beside ten other programs on the device, none of a hundred was undisturbed.
+    for _ in range(2000):
         free = device.free_memory()
         assert free is not None
         peak = device.measure_peak(run)

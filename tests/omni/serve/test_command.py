@@ -1,7 +1,6 @@
 """`omni serve` as a process: its address, its end at SIGTERM, and refusals before it loads a model."""
 
 import asyncio
-import gc
 import re
 import signal
 import socket
@@ -23,7 +22,7 @@ from omni.errors import ConfigError, StageError
 from omni.pipeline import Pipeline
 from omni.serve.audio.voices import Voices
 from omni.serve.options import ServeOptions
-from omni.serve.run import HttpServer, bound, serve
+from omni.serve.run import bound, serve
 from tests.omni.cli.echo_program import environment, program
 from tests.omni.serve.http_server import STRICT, echo_omni, served
 from tests.support.echo_family import BREAK_LOOP, echo_plugins
@@ -253,20 +252,6 @@ def test_settings_that_the_model_refuses_end_the_start(
     assert not said
     with pytest.raises(StageError, match="it is closed"):
         asyncio.run(omni.complete("hello"))
-
-
-def test_the_server_never_collects_the_objects_of_the_start(echo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full collection holds all streams up, for longer the more objects there are."""
-    frozen: list[int] = []
-    monkeypatch.setattr(HttpServer, "run", lambda *_: frozen.append(gc.get_freeze_count()))
-    omni, settings = echo_omni(echo_folder), ServeOptions(port=0)
-    try:
-        with bound(settings) as listener:
-            serve(omni, settings, listener, lambda: None)
-    finally:
-        gc.unfreeze()
-        asyncio.run(omni.close())
-    assert frozen[0] > 10_000
 
 
 def test_voices_are_named_on_the_command_line() -> None:

@@ -1,5 +1,6 @@
 """Tokens per second with drafts over those without, by a model of the device: rows whose drafts are right with a probability,
-and the times that an H200 takes for steps that verify drafts and others (benchmarks/results/2026-11-28-drafts-h200.md, 2026-11-29-drafts-h200.md)."""
+and the times that an H200 takes for steps that verify drafts and others (benchmarks/results/2026-11-28-drafts-h200.md and
+2026-11-29-drafts-h200.md)."""
 
 import random
 from dataclasses import replace
