@@ -180,13 +180,14 @@ class Scheduler:
         before. With more steps in flight the host does not know yet that they ended; so the number of steps in flight changes no
         decision."""
         gains = [request.draft_gain for request in decodes]
-        if self._limits.micro_batches == 1:
-            last, before = self._steps - 1, self._drafted
-            self._drafted = [*decodes]
-            if any(request in before for request in decodes):
-                ended = [one for one in before if one.has_all_steps and not one.ended_before(last - LAG + 2)]
-                gains += [one.gain_history.gain(last - one.last_read_step) for one in ended]
-                self._drafted += ended
+        if self._limits.micro_batches > 1:
+            return gains
+        before, self._drafted = self._drafted, [*decodes]
+        if any(request in before for request in decodes):
+            for request in before:
+                if request.has_all_steps and not request.ended_before(self._steps - LAG + 1):
+                    gains.append(request.gain_history.gain(self._steps - 1 - request.last_read_step))
+                    self._drafted.append(request)
         return gains
 
     def _batches(self, decoding: Sequence[ArRequest], *, due: bool) -> Iterator[Sequence[ArRequest]]:
