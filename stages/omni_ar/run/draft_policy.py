@@ -80,8 +80,8 @@ class DraftPolicy:
         return self._fixed_time(rows) + self._experts_time(rows)
 
     def costs(self, rows: int) -> list[int] | None:
-        """`DraftState.costs` of a stage with so many rows."""
-        if not self.drafts or not self.adaptive or self.weights.experts is None:
+        """`DraftState.costs` of a stage with so many rows. Without `adaptive` they are 0."""
+        if not self.drafts or self.weights.experts is None:
             return None
         return [self._cost(max(active, 1)) for active in range(rows + 1)]
 
@@ -92,14 +92,13 @@ class DraftPolicy:
         """Of `added_time`: what a step with positions for drafts adds, however many of them are verified."""
         if not self.adaptive:
             return 0.0
-        positions = rows * self.drafts * _POSITION / (1 + rows * _POSITION)
-        experts, passes = self.weights.experts, self.drafts * self._pass_time(rows)
-        if experts is None:
-            return _VERIFICATION + positions + passes
-        # Of the weights that the step reads, a position is multiplied by those of its own experts.
-        own = 1 + experts.weights * experts.top_k / experts.num_experts
-        own /= 1 + experts.weights * experts.share_used(rows)
-        return _VERIFICATION + positions * own + passes
+        experts, position = self.weights.experts, _POSITION
+        if experts is not None:
+            # Of the weights that the step reads, a position is multiplied by those of its own experts.
+            position *= 1 + experts.weights * experts.top_k / experts.num_experts
+            position /= 1 + experts.weights * experts.share_used(rows)
+        positions = rows * self.drafts * position / (1 + rows * position)
+        return _VERIFICATION + positions + self.drafts * self._pass_time(rows)
 
     def _experts_time(self, rows: int) -> float:
         """Of `added_time`: reading the further experts of all drafts."""

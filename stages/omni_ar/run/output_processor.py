@@ -195,7 +195,6 @@ class OutputProcessor:
             if not request.status.takes_tokens:
                 self.discarded += count
                 continue
-            request.last_read_step = launch.number
             is_scored = request.sampling.logprobs is not None and request.finish_reason is None
             first = len(request.outputs)
             taken, reason = self._process(scheduled, RowStatus(result[STATUS]), result[IDS : IDS + count], step.payload)

@@ -224,8 +224,10 @@ class ArRequest:
     """Number of launched steps that the host has not read."""
     last_scheduled_step: int = 0
     """Number of the last step with this request."""
-    last_read_step: int = 0
-    """Number of the last step of which it took tokens."""
+    steps_at_end: int = 0
+    """Number of its launched steps whose tokens it does not take, as it ended before."""
+    steps_left_out: int = 0
+    """Number of steps without it, after its last one, that counted its gain."""
     last_step_end: Event = COMPLETED
     """End of the last step that reads other stages' tensors that the request holds."""
     withheld: deque[WithheldToken] = field(default_factory=deque)
@@ -254,6 +256,8 @@ class ArRequest:
         """Changes the status. Raises RuntimeError for a transition that is not in `TRANSITIONS`."""
         if status not in TRANSITIONS[self.status]:
             raise RuntimeError(f"request {self.id} is {self.status.name} and cannot become {status.name}")
+        if self.status.takes_tokens and not status.takes_tokens:
+            self.steps_at_end = self.steps_in_flight
         self.status = status
 
     @property
@@ -274,16 +278,17 @@ class ArRequest:
     @property
     def draft_gain(self) -> int:
         """Tokens that drafts are expected to add to the step to be planned, as in `DraftHandoffFields`."""
-        return self.gain_history.gain(self.steps_in_flight)
+        return self.gain_history.gain(self.steps_ahead)
+
+    @property
+    def steps_ahead(self) -> int:
+        """Number of steps planned after the last one whose tokens it has taken, of those that counted its gain."""
+        return (self.steps_in_flight if self.status.takes_tokens else self.steps_at_end) + self.steps_left_out
 
     @property
     def has_all_steps(self) -> bool:
         """Whether no step will be launched for it."""
-        return self.finish_reason is not None or self.num_scheduled_outputs >= self.max_tokens
-
-    def ended_before(self, step: int) -> bool:
-        """Whether the host knows that it takes no tokens from this step on."""
-        return not self.status.takes_tokens and self.last_read_step < step
+        return not self.status.takes_tokens or self.num_scheduled_outputs >= self.max_tokens
 
     @property
     def undrafted(self) -> bool:
@@ -370,7 +375,7 @@ class ArRequest:
     def reset_for_recompute(self) -> None:
         """Resets a request without blocks: it will prefill from the beginning, up to the newest token that the host has read."""
         self.table = None
-        self.num_computed_tokens = self.published_blocks = 0
+        self.num_computed_tokens = self.published_blocks = self.steps_left_out = 0
         self.drafter_tokens = None
         self.num_scheduled_outputs = len(self.outputs)
         self.prefill_end = self.length + self.num_scheduled_outputs

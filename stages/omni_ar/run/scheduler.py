@@ -185,8 +185,9 @@ class Scheduler:
         before, self._drafted = self._drafted, [*decodes]
         if any(request in before for request in decodes):
             for request in before:
-                if request.has_all_steps and not request.ended_before(self._steps - LAG + 1):
-                    gains.append(request.gain_history.gain(self._steps - 1 - request.last_read_step))
+                if request.has_all_steps and (request.status.takes_tokens or request.steps_ahead < LAG - 1):
+                    gains.append(request.draft_gain)
+                    request.steps_left_out += 1
                     self._drafted.append(request)
         return gains
 
