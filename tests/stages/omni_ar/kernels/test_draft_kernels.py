@@ -25,8 +25,15 @@ RATES = (RATE_ONE, 3 * RATE_ONE // 4, LEAST_RATE, LEAST_RATE - 1)
 class Bench(steps.Bench):
     """Rows with drafts of all numbers: 5, 6, 8, so that some match."""
 
-    def __init__(self, device: str, adaptive: bool = True, always_runs: bool = True, costs: bool = False) -> None:
-        """costs: whether drafts have costs, so that the number of active rows matters."""
+    def __init__(
+        self,
+        device: str,
+        adaptive: bool = True,
+        always_runs: bool = True,
+        costs: bool = False,
+        places: int = ROWS + 1,
+    ) -> None:
+        """costs: whether drafts have costs, so that the number of active rows matters. places: maximum rows of a batch."""
         super().__init__(False, device)
         count = ROWS + 1
         fields = DraftFields(cap=DRAFTS, rate=0, proposed=0, offered=0, found=1)
@@ -43,10 +50,10 @@ class Bench(steps.Bench):
         drafts.columns.found[4] = 0
         drafts.columns.proposed.copy_(torch.tensor([DRAFTS - row % 5 % 4 for row in range(count)]))
         drafts.columns.proposed[3], drafts.columns.proposed[ROWS] = -2, 0  # a plugin's drafter may be wrong
-        handoff = CpuDevice().shared((3, count, handoff_width(1 + DRAFTS, True)), torch.int64)
+        handoff = CpuDevice().shared((3, places, handoff_width(1 + DRAFTS, True)), torch.int64)
         self.state = dataclasses.replace(self.state, drafts=drafts, handoff=handoff)
         self.there = steps.on_device(self.state, device)
-        size = count * (1 + DRAFTS)
+        size = places * (1 + DRAFTS)
         axes = self.buffers.positions_slots_AT.shape[0]
         self.buffers = dataclasses.replace(
             self.buffers,
@@ -122,6 +129,26 @@ def test_positions_without_a_draft_repeat_the_token_if_drafts_have_costs(device:
     assert torch.equal(
         there.positions_PT[:, : ROWS * (1 + DRAFTS)].cpu(), bench.buffers.positions_PT[:, : ROWS * (1 + DRAFTS)]
     )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_active_rows_of_a_large_batch_are_counted(device: str):
+    """In blocks of rows, of which the first have null rows only."""
+    batch = [*[ROWS] * 150, *range(ROWS)]
+    bench = Bench(device, costs=True, places=len(batch))
+    (rows_R, rows_there), most = bench.rows(*batch), bench.limits.max_blocks
+    draft_reference.prepare_drafts(bench.state, rows_R, 1 + DRAFTS, BLOCK_SIZE, bench.buffers, most)
+    draft_kernel.prepare_drafts(bench.there, rows_there, 1 + DRAFTS, BLOCK_SIZE, bench.buffers_there, most)
+    bench.check()
+    assert set(bench.drafts[0].columns.offered.tolist()) >= {0, 1, 2}
+    sampled_RJ = torch.tensor([5, 6, 8, 1]).repeat(len(batch), 1)
+    sampled_RJ[rows_R == ROWS] = 0
+    out_RW = torch.zeros(len(batch), handoff_width(1 + DRAFTS, True), dtype=torch.int64)
+    out_there = out_RW.to(device)
+    draft_reference.accept_drafts(bench.state, rows_R, sampled_RJ, out_RW)
+    draft_kernel.accept_drafts(bench.there, rows_there, sampled_RJ.to(device), out_there)
+    assert torch.equal(out_there.cpu(), out_RW)
+    bench.check()
 
 
 OUTSIDE: dict[tuple[int, ...], int] = {
