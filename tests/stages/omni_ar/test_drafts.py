@@ -267,8 +267,8 @@ def test_acceptance_does_not_depend_on_the_steps_in_flight(drafter: str, asked: 
     ),
 )
 def test_acceptance_of_a_batch_does_not_depend_on_the_steps_in_flight(drafter: str, asked: str, adaptive: bool):
-    """Of requests that start together and end one after the other, some at once. With `adaptive_drafts` the sum over the rows decides, of which
-    some drafts are wrong for long."""
+    """Of requests that start together and end one after the other, or soon. With `adaptive_drafts` the sum over the rows decides,
+    of which some drafts are wrong for long."""
     counts, kinds = [], set()
     for in_flight in (1, 3, 8):
         options = {"draft_tokens": 3, "adaptive_drafts": adaptive, **known(drafter)}
