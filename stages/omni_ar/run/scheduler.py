@@ -151,6 +151,8 @@ class Scheduler:
             del before[before.index(request, bisect_left(before, request.order, key=_order))]
         if status in self._requests:
             insort(self._requests[status], request, key=_order)
+        if not self._running and not self._running_isolated:
+            self._drafted = []  # frees the requests
 
     def _compose(self, isolated: ArRequest | None) -> StepPlan | None:
         running = self._runnable(isolated)
