@@ -21,10 +21,10 @@ from omni_ar.kernels.step.draft_prepare import prepare_positions
 
 FLOATS = ("temperature", "min_p", "top_n_sigma", "repetition_penalty", "frequency_penalty", "presence_penalty", "biases")
 OF_STATE = dict.fromkeys(FLOATS, "*fp32") | {"top_p": "*fp64", "seen": "*u8", "forbidden": "*u8", "counts": "*i32"}
-SIZES = dict(POSITIONS=4, DRAFTS=3, ADAPTIVE=True, RAN=True, RING=3, WIDTH=8, SEEN=1001, TEXT=4097, BY_ROW=True, TILE=128)
+SIZES = dict(POSITIONS=4, DRAFTS=3, ADAPTIVE=True, HAS_COSTS=True, RAN=True, RING=3, WIDTH=8, SEEN=1001, TEXT=4097, BY_ROW=True, TILE=128)
 KERNELS = {
     _propose: dict(FEWEST=2, MOST=4, BLOCK=1024),
-    prepare_positions: dict(AXES=3, TABLE=64, BLOCK_SIZE=16),
+    prepare_positions: dict(AXES=3, TABLE=64, BLOCK_SIZE=16, BLOCK_R=128),
     accept_draft_rows: dict(BLOCK_R=32),
     record_row: {},
     sample_row: dict(BLOCK=1024, FEW=128),
@@ -69,7 +69,8 @@ def test_kernels_of_the_launched_sizes_compile_for_a_gpu(gpu_compiler: GpuCompil
 @pytest.mark.slow
 def test_kernels_of_one_position_compile_for_a_gpu(gpu_compiler: GpuCompiler, tmp_path: Path) -> None:
     """For steps in which no row drafts, and without a rate."""
-    one = KERNELS.replace("POSITIONS=4", "POSITIONS=1").replace("ADAPTIVE=True, RAN=True", "ADAPTIVE=False, RAN=False")
+    one = KERNELS.replace("POSITIONS=4", "POSITIONS=1")
+    one = one.replace("ADAPTIVE=True, HAS_COSTS=True, RAN=True", "ADAPTIVE=False, HAS_COSTS=False, RAN=False")
     assert one != KERNELS
     gpu_compiler.compile(one, tmp_path)
 

@@ -132,6 +132,6 @@ def test_settings_are_those_of_the_device():
     assert linear_settings("linear", empty(4, 100), empty(2048, 100)) is None
     assert linear_settings("linear", empty(65, 4096), empty(2048, 4096)) is None
     experts = empty(128, 2048, 768)
-    assert isinstance(moe_settings(empty(4, 2048), experts, 8), FewSettings)
+    assert isinstance(moe_settings(empty(2, 2048), experts, 8), FewSettings)
     assert isinstance(moe_settings(empty(2000, 2048), experts, 8), GroupedSettings)
     assert wide_settings(torch.device("meta"), 152_064) == shipped("sampling", "V152064", 1, WideSettings)
