@@ -147,7 +147,9 @@ def main() -> None:
     parser.add_argument("--device", type=device_here("--device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-omni-30b")
     parser.add_argument("--tiny", action="store_true", help="the tiny shape, small items: to see that it runs")
-    parser.add_argument("--most", type=positive_int, default=2048, metavar="N", help="leave out items of more embeddings")
+    parser.add_argument(
+        "--most", type=positive_int, default=2048, metavar="N", help="leave out items of more embeddings"
+    )
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     device = open_timed(arguments.device)

@@ -21,7 +21,8 @@ from omni_ar.kernels.step.draft_prepare import prepare_positions
 
 FLOATS = ("temperature", "min_p", "top_n_sigma", "repetition_penalty", "frequency_penalty", "presence_penalty", "biases")
 OF_STATE = dict.fromkeys(FLOATS, "*fp32") | {"top_p": "*fp64", "seen": "*u8", "forbidden": "*u8", "counts": "*i32"}
-SIZES = dict(POSITIONS=4, DRAFTS=3, ADAPTIVE=True, HAS_COSTS=True, RAN=True, RING=3, WIDTH=8, SEEN=1001, TEXT=4097, BY_ROW=True, TILE=128)
+SIZES = dict(POSITIONS=4, DRAFTS=3, RING=3, WIDTH=8, SEEN=1001, TEXT=4097, BY_ROW=True, TILE=128)
+SIZES |= dict(ADAPTIVE=True, HAS_COSTS=True, RAN=True)
 KERNELS = {
     _propose: dict(FEWEST=2, MOST=4, BLOCK=1024),
     prepare_positions: dict(AXES=3, TABLE=64, BLOCK_SIZE=16, BLOCK_R=128),
