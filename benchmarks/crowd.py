@@ -15,7 +15,7 @@ and the sizes of chunks. Recording costs time, so the numbers of such a run are 
 After the start omni rests for `--rest` seconds, in which it makes the captures that its start has deferred. `--rest 0` measures
 from the start on: the first answers then wait for captures.
 
-The facts below the table have the full garbage collections of this program, from its start on: it reads no chunk meanwhile.
+The facts below the table have the full garbage collections of this program after the start: it reads no chunk meanwhile.
 
 Another system takes omni's place with `--speaker MODULE:FUNCTION`: `(arguments) -> AsyncContextManager[Speaker]`, where a
 `Speaker` is called with a prompt and a seed, and gives the seconds of each chunk as it arrives. `--shape` and `--set` are omni's.
@@ -106,20 +106,23 @@ async def arrivals(speak: Speaker, per_second: float, seconds: float, salt: int)
     return list(await asyncio.gather(*streams))
 
 
-async def measure(arguments: argparse.Namespace, open_speaker: SpeakerFactory) -> tuple[dict[str, Crowd], float]:
-    """By the name of a row; and the seconds of the start."""
+async def measure(
+    arguments: argparse.Namespace, open_speaker: SpeakerFactory
+) -> tuple[dict[str, Crowd], float, list[float]]:
+    """By the name of a row; the seconds of the start; and those of each full garbage collection after it."""
     start, found, salt = time.perf_counter(), dict[str, Crowd](), 1_000_000
     async with open_speaker(arguments) as speak:
         started = time.perf_counter() - start
-        for listeners in arguments.at_once:
-            await closed_loop(speak, listeners, 1, salt)  # warms up
-            salt += 1_000_000
-            found[str(listeners)] = crowd_of(await closed_loop(speak, listeners, arguments.turns, salt))
-            salt += 1_000_000
-        if arguments.arrivals is not None:
-            streams = await arrivals(speak, arguments.arrivals, arguments.seconds, salt)
-            found[f"{arguments.arrivals:g} a second"] = crowd_of(streams)
-    return found, started
+        with full_collections() as collections:
+            for listeners in arguments.at_once:
+                await closed_loop(speak, listeners, 1, salt)  # warms up
+                salt += 1_000_000
+                found[str(listeners)] = crowd_of(await closed_loop(speak, listeners, arguments.turns, salt))
+                salt += 1_000_000
+            if arguments.arrivals is not None:
+                streams = await arrivals(speak, arguments.arrivals, arguments.seconds, salt)
+                found[f"{arguments.arrivals:g} a second"] = crowd_of(streams)
+    return found, started, collections
 
 
 def print_crowds(crowds: dict[str, Crowd]) -> None:
@@ -180,11 +183,10 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings; none as shipped")
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args(given)
-    with full_collections() as seconds:
-        crowds, started = asyncio.run(measure(arguments, arguments.speaker))
+    crowds, started, collections = asyncio.run(measure(arguments, arguments.speaker))
     print_crowds(crowds)
     facts = environment() | {"shape": arguments.shape, "start-up s": f"{started:.1f}"}
-    facts |= {"full collections": len(seconds), "longest ms": f"{1000 * max(seconds, default=0.0):.0f}"}
+    facts |= {"full collections": len(collections), "longest ms": f"{1000 * max(collections, default=0.0):.0f}"}
     print_facts(facts)
     write_json(arguments.json, [{"at once": name} | asdict(one) for name, one in crowds.items()], facts)
 

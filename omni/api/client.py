@@ -130,7 +130,7 @@ class Client:
             if self._switch_interval is not None and self in _OPEN:
                 SWITCH_INTERVAL.restore(self._switch_interval)
             if self._frozen:
-                FROZEN_OBJECTS.thaw()
+                FROZEN_OBJECTS.unfreeze()
             self.executor.end()
             _OPEN.discard(self)
 

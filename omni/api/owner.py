@@ -62,7 +62,7 @@ class FrozenObjects:
             if self._freezes:
                 gc.freeze()
 
-    def thaw(self) -> None:
+    def unfreeze(self) -> None:
         """The closed model's objects are in cycles. Those of models that are still open are collected again too."""
         with self._lock:
             self._models -= 1

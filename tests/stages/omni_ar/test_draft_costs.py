@@ -30,12 +30,12 @@ class ManyExperts(SmallText):
 MODEL = ManyExperts()
 
 
-def driver_of(in_flight: int, rate: float | None, *, captured: bool = False) -> ArDriver:
+def driver_of(in_flight: int, rate: float | None, *, captured: bool = False, adaptive: bool = True) -> ArDriver:
     """rate: probability that a draft is right; None for no drafts."""
     given: dict[str, Any] = {"max_num_seqs": 4, "block_size": 4, "max_in_flight": in_flight}
     if rate is None:
         return ArDriver(MODEL, LateDevice(in_flight, check=False), ArOptions(**given))
-    options = ArOptions(**given, drafter="fabricated", draft_tokens=DRAFTS)
+    options = ArOptions(**given, drafter="fabricated", draft_tokens=DRAFTS, adaptive_drafts=adaptive)
     drafter = FabricatedDrafter({"rate": rate}, draft_setup(MODEL, DRAFTS))
     return ArDriver(MODEL, LateDevice(in_flight, check=in_flight == 3), options, captured=captured, drafter=drafter)
 
@@ -50,6 +50,16 @@ def test_tokens_are_those_of_plain_decoding_with_fewer_drafts(seeded: bool):
     drafted, steps = driver.counter("drafted_tokens"), driver.counter("drafted_steps")
     assert steps >= 20
     assert 1.5 < drafted / steps < DRAFTS - 1.5, "rows verify some of their drafts, not all"
+
+
+def test_tokens_are_those_of_plain_decoding_with_all_drafts():
+    """Positions without one repeat the newest token, here near the ends of requests."""
+    most = (70, 2, 9, 33)
+    plain = answers(driver_of(1, None), PROMPTS[:4], max_tokens=most)
+    driver = driver_of(3, 0.7, captured=True, adaptive=False)
+    for _ in range(2):
+        assert answers(driver, PROMPTS[:4], max_tokens=most) == plain
+    assert driver.counter("drafted_tokens") > 3 * driver.counter("drafted_steps")
 
 
 def test_the_number_of_drafts_does_not_depend_on_the_steps_in_flight():

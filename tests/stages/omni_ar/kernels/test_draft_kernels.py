@@ -73,7 +73,7 @@ class Bench(steps.Bench):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize(("adaptive", "costs"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("adaptive", "costs"), [(False, False), (True, False), (True, True), (False, True)])
 @pytest.mark.parametrize("positions", [1, 1 + DRAFTS])
 def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool, costs: bool, positions: int):
     bench = Bench(device, adaptive, costs=costs)
@@ -190,7 +190,7 @@ def test_drafts_outside_the_vocabulary_are_no_drafts(device: str, positions: int
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(
     ("adaptive", "always_runs", "costs"),
-    [(False, True, False), (True, True, False), (True, False, False), (True, True, True)],
+    [(False, True, False), (True, True, False), (True, False, False), (True, True, True), (False, True, True)],
 )
 def test_tokens_that_are_accepted(device: str, batch: tuple[int, ...], adaptive: bool, always_runs: bool, costs: bool):
     bench = Bench(device, adaptive, always_runs, costs)
