@@ -25,6 +25,8 @@ from omni_ar.kernels.rope import HeadNorms, qk_norm_rope_write, rotary_table
 Call = Callable[[], object]
 _BLOCK = 16
 _EPS = 1e-6
+_POSITIONS = 4
+"""Of a row with drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ def cases(sizes: KernelSizes, buffers: Buffers) -> Iterator[KernelCase]:
             yield _decode(shape, rows, sizes.length, buffers)
         yield _prefill(shape, sizes.prompt, buffers)
     yield from _features(sizes, buffers)
+    for rows, length in ((1, sizes.length), (1, 16 * sizes.length), (8, 16 * sizes.length)):
+        yield _decode(sizes.thinker, rows, length, buffers, positions=_POSITIONS)
+        yield _decode(sizes.thinker, rows, length, buffers, positions=_POSITIONS, shares=False)
     for rows in (*sizes.rows, sizes.prompt):
         yield _mixture(sizes.thinker, rows, buffers)
     for rows in sizes.rows:
@@ -136,7 +141,16 @@ def _named(features: AttentionFeatures) -> str:
     return "".join(f", {name}" for name in features.names)
 
 
-def _decode(shape: LayerShape, rows: int, length: int, b: Buffers, features: AttentionFeatures = PLAIN) -> KernelCase:
+def _decode(
+    shape: LayerShape,
+    rows: int,
+    length: int,
+    b: Buffers,
+    features: AttentionFeatures = PLAIN,
+    positions: int = 1,
+    shares: bool = True,
+) -> KernelCase:
+    """positions: of each row, one for its newest token and one for each draft. shares: whether a program loads keys for several."""
     per_row = -(-length // _BLOCK)
 
     def make() -> Call:
@@ -144,15 +158,19 @@ def _decode(shape: LayerShape, rows: int, length: int, b: Buffers, features: Att
         # As long as a captured step's: rows know their own lengths.
         table = torch.zeros(rows, 8 * per_row, dtype=torch.int64, device=b.device)
         table[:, :per_row] = 1 + torch.randperm(rows * per_row, device=b.device).view(rows, per_row)
-        q = b.randn(rows, shape.heads, shape.head_dim)
-        lengths, out = torch.full((rows,), length, device=b.device), torch.empty_like(q)
-        arrivals = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=b.device)
-        most = table.shape[1] * _BLOCK
-        return lambda: attend_decodes(q, key, value, table, lengths, most, arrivals, out, features)
+        table = table.repeat_interleave(positions, 0)
+        q = b.randn(rows * positions, shape.heads, shape.head_dim)
+        lengths, out = b.arange(positions).repeat(rows) + (length - positions + 1), torch.empty_like(q)
+        arrivals = torch.zeros(rows * positions * shape.kv_heads, dtype=torch.int32, device=b.device)
+        most, together = table.shape[1] * _BLOCK, positions if shares else 1
+        return lambda: attend_decodes(q, key, value, table, lengths, most, arrivals, out, features, together)
 
     read = length if features.window is None else min(length, features.window)
     size = 2 * rows * read * shape.kv_heads * shape.head_dim * b.item
-    return KernelCase(f"attend_decodes {shape.name}, {rows} x {length}{_named(features)}", make, size, big=size)
+    name = f"attend_decodes {shape.name}, {rows} x {length}{_named(features)}"
+    if positions > 1:
+        name += f", {positions} positions {'together' if shares else 'apart'}"
+    return KernelCase(name, make, size, big=size)
 
 
 def _prefill(shape: LayerShape, tokens: int, b: Buffers, features: AttentionFeatures = PLAIN) -> KernelCase:

@@ -85,10 +85,11 @@ class AttentionMetadata:
 
     slots_T: KV slot of each token. decode_block_table_RM: blocks of each decode row, padded with any valid block. decode_lengths_R:
     number of keys that each decode row attends to, its new token included. decode_max_length: upper bound of these, known to the
-    host; at most M blocks' worth. prefills: the prefill rows, on the host. prefill_rows_P4: the same on the device, each as row,
-    start, query length and context length. block_table_NM: blocks of every row of the stage. Both may be None without prefills. In
-    a captured batch only the device knows the prefills: `prefills` is empty, and an entry of `prefill_rows_P4` of query length 0 is
-    unused.
+    host; at most M blocks' worth. decode_positions: as many consecutive decode rows are positions of one row, its newest token and
+    its drafts; R is a multiple. The first one's blocks are those of all. prefills: the prefill rows, on the host. prefill_rows_P4:
+    the same on the device, each as row, start, query length and context length. block_table_NM: blocks of every row of the stage.
+    Both may be None without prefills. In a captured batch only the device knows the prefills: `prefills` is empty, and an entry of
+    `prefill_rows_P4` of query length 0 is unused.
     """
 
     slots_T: Tensor
@@ -99,6 +100,7 @@ class AttentionMetadata:
     prefills: tuple[PrefillRow, ...] = ()
     prefill_rows_P4: Tensor | None = None
     block_table_NM: Tensor | None = None
+    decode_positions: int = 1
 
 
 class AttentionBackend(Protocol):

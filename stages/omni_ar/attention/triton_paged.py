@@ -57,4 +57,14 @@ class TritonPagedAttention:
         count, pages = meta.num_decode, (cache.key[layer], cache.value[layer])
         table_RM, lengths_R, longest = meta.decode_block_table_RM, meta.decode_lengths_R, meta.decode_max_length
         out_RHD = out_THD[:count]
-        attend_decodes(q_THD[:count], *pages, table_RM, lengths_R, longest, self._arrivals, out_RHD, features)
+        attend_decodes(
+            q_THD[:count],
+            *pages,
+            table_RM,
+            lengths_R,
+            longest,
+            self._arrivals,
+            out_RHD,
+            features,
+            meta.decode_positions,
+        )

@@ -187,6 +187,7 @@ class ModelDrafter(PagedDrafter):
             decode_block_table_RM=table_RM[:, : pages.blocks].repeat_interleave(count, 0),
             decode_lengths_R=(index_RE + 1).where(entries.valid_RE, 0).flatten(),
             decode_max_length=pages.blocks * size,
+            decode_positions=count,
             block_table_NM=pages.block_table_NM,
         )
         batch = Batch(

@@ -83,13 +83,14 @@ class Forward:
     ) -> "ForwardLaunches":
         """Launches of a batch of decode rows only. They depend on the arguments alone, so they can be captured. blocks:
         maximum number of blocks in use of a row's table. drafts: positions of each row besides its newest token; attention takes
-        each position for a row of its own."""
+        each position for a decode row of its own."""
         count, embedded = rows_R.shape[0] * (1 + drafts), InputEmbeddings()
         shape, sink = BatchShape(count, 0, 0), None
         if pages.hidden is not None and self._emits(shape):
             sink = PayloadSink(pages.hidden, self._stage.buffers.slots_T[:count])
         drafting = self._drafting
-        batch = self._batch(self._metadata(shape, blocks), pages, sink, keeps_features=drafts > 0)
+        metadata = self._metadata(shape, blocks, positions=1 + drafts)
+        batch = self._batch(metadata, pages, sink, keeps_features=drafts > 0)
         kept = SavedHiddenStates(None, self._stage.buffers.hidden[:count]) if self.last else None
         if drafts:
             steps_XR = steps_XR[:, :1].expand(-1, count)  # no columns: steps with conditioning have no drafts
@@ -226,6 +227,7 @@ class Forward:
         blocks: int,
         prefills: tuple[PrefillRow, ...] = (),
         rows_P4: Tensor | None = None,
+        positions: int = 1,
     ) -> AttentionMetadata:
         buffers, decodes = self._stage.buffers, shape.decodes
         return AttentionMetadata(
@@ -234,6 +236,7 @@ class Forward:
             decode_block_table_RM=buffers.table_NM[:decodes, :blocks],
             decode_lengths_R=buffers.lengths_N[:decodes],
             decode_max_length=blocks * self._stage.limits.block_size,
+            decode_positions=positions,
             prefills=prefills,
             prefill_rows_P4=rows_P4,
             block_table_NM=self._stage.rows.block_table,

@@ -155,6 +155,45 @@ def mixed_batch(
     return q, meta, torch.cat(expected)
 
 
+def positions_batch(
+    world: PagedRows,
+    lengths_RJ: Sequence[Sequence[int]],
+    *,
+    poison: Callable[[Sequence[Tensor]], None] | None = None,
+    features: AttentionFeatures = PLAIN,
+) -> tuple[Tensor, AttentionMetadata, Tensor]:
+    """Writes a batch of rows with several positions each into the cache: their lengths, 0 for padding. The tables of all positions
+    but the first are out of range."""
+    rows, positions = [world.take_row(max(lengths)) for lengths in lengths_RJ], len(lengths_RJ[0])
+    for _, slots, kv in rows:
+        world.write(slots, kv)
+    if poison is not None:
+        poison([slots for _, slots, _ in rows])
+    columns = max(len(table) for table, _, _ in rows)
+    tables = [
+        table + [0] * (columns - len(table)) if position == 0 else [2**40] * columns
+        for table, _, _ in rows
+        for position in range(positions)
+    ]
+    lengths = [length for row in lengths_RJ for length in row]
+    meta = AttentionMetadata(
+        slots_T=world.integers([0] * len(lengths)),
+        num_decode=len(lengths),
+        decode_block_table_RM=world.integers(tables),
+        decode_lengths_R=world.integers(lengths),
+        decode_max_length=max(lengths),
+        decode_positions=positions,
+    )
+    q = world.queries(len(lengths))
+    expected = [
+        dense(q[i : i + 1], rows[i // positions][2][:, :length], length - 1, features)
+        if length
+        else torch.zeros_like(q[i : i + 1], dtype=torch.float64)
+        for i, length in enumerate(lengths)
+    ]
+    return q, meta, torch.cat(expected)
+
+
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 

@@ -1,7 +1,10 @@
 """Split-KV decode attention: one program per key head, row and split; the last split to arrive adds the parts up.
 
-Shape legend: R rows, N blocks, B slots per block, M blocks per row, H query heads, K key and value heads, G = H / K, D head width,
-S splits.
+A row with drafts has several positions, each a decode row of its own. They have the keys of their row in common, which one program
+loads once for as many of them as its tile of queries holds.
+
+Shape legend: R decode rows, N blocks, B slots per block, M blocks per row, H query heads, K key and value heads, G = H / K, D head
+width, S splits.
 """
 
 import torch
@@ -11,7 +14,7 @@ from torch import Tensor
 
 from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
 from omni_ar.kernels.attention.scores_kernel import LOG2E, capped_and_biased
-from omni_ar.kernels.attention.settings import DecodeSettings, log2_scale, matrix_block
+from omni_ar.kernels.attention.settings import DecodeSettings, log2_scale, matrix_block, positions_together
 from omni_ar.kernels.overlap import overlap_options, overlaps
 from omni_ar.kernels.prefetch import prefetch_rows_l2, prefetches
 
@@ -39,6 +42,8 @@ def _decode(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    TOGETHER: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_G: tl.constexpr,
     SUM_G: tl.constexpr,
@@ -53,9 +58,11 @@ def _decode(
     ALIBI: tl.constexpr,
     SINKS: tl.constexpr,
 ):
+    """POSITIONS: decode rows of one row of the stage. TOGETHER: those of one program, of which the last program of a row may have
+    fewer. BLOCK_G: at least their query heads."""
     head = tl.program_id(0)
-    row = tl.program_id(1)
     split = tl.program_id(2)
+    row, first, positions = _positions(tl.program_id(1), POSITIONS, TOGETHER)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         if ROW_BYTES > 0:
@@ -65,49 +72,81 @@ def _decode(
             )  # fmt: skip
         tl.extra.cuda.gdc_wait()
     offs_n = tl.arange(0, BLOCK_N)
-    offs_g = tl.arange(0, BLOCK_G)
     offs_d = tl.arange(0, BLOCK_D)
     table = table_ptr + row.to(tl.int64) * table_stride
 
     # A split takes tiles split, split + used, ...: without a window, the blocks of its first tile do not depend on the
     # row's length, so both are loaded at once.
     if WINDOW:
-        length = tl.load(lengths_ptr + row).to(tl.int32)
-        skipped = tl.maximum(length - WINDOW, 0) // BLOCK_N
+        lengths_g, length, shortest = _lengths(lengths_ptr + first, positions, GROUP, TOGETHER, BLOCK_G)
+        skipped = tl.maximum(shortest - WINDOW, 0) // BLOCK_N
         position = (skipped + split) * BLOCK_N + offs_n
         block = tl.load(table + position // BLOCK_SIZE, mask=position < length, other=0)
     else:
         position = split * BLOCK_N + offs_n
         block = tl.load(table + position // BLOCK_SIZE, mask=position < columns * BLOCK_SIZE, other=0)
-        length = tl.load(lengths_ptr + row).to(tl.int32)
+        lengths_g, length, shortest = _lengths(lengths_ptr + first, positions, GROUP, TOGETHER, BLOCK_G)
         skipped = 0
-    live_gd = (offs_g < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    q_at = row.to(tl.int64) * Q_STRIDE_T + (head * GROUP + offs_g)[:, None] * Q_STRIDE_H + offs_d[None, :]
-    q = tl.load(q_ptr + q_at, mask=live_gd, other=0.0)
+    offs_g = tl.arange(0, BLOCK_G)
+    head_at, live_g = _query_heads(first, head, positions, KV_HEADS, GROUP, BLOCK_G)
+    live_gd = live_g[:, None] & (offs_d < HEAD_DIM)[None, :]
+    q_at = (first.to(tl.int64) + offs_g // GROUP) * Q_STRIDE_T + (head * GROUP + offs_g % GROUP) * Q_STRIDE_H
+    q = tl.load(q_ptr + q_at[:, None] + offs_d[None, :], mask=live_gd, other=0.0)
     tiles = tl.cdiv(length, BLOCK_N) - skipped
     used = tl.minimum(tl.maximum(tiles, 1), SPLITS)
     if split >= used:
         return
 
     acc, total, highest = _attend_split(
-        q, key_ptr, value_ptr, slopes_ptr, sinks_ptr, table, block, head, length, split, skipped, used, scale,
-        KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, BLOCK_G, BLOCK_D, BLOCK_N, WINDOW, SOFTCAP, ALIBI, SINKS,
+        q, key_ptr, value_ptr, slopes_ptr, sinks_ptr, table, block, head, lengths_g, length, shortest, split, skipped, used,
+        scale, KV_HEADS, GROUP, HEAD_DIM, TOGETHER, BLOCK_SIZE, BLOCK_G, BLOCK_D, BLOCK_N, WINDOW, SOFTCAP, ALIBI, SINKS,
     )  # fmt: skip
     # A row of length 0 has a total weight of 0, and yields zeros.
     total = tl.where(total == 0.0, 1.0, total)
     part = acc / total[:, None]
 
-    first = (row * KV_HEADS + head).to(tl.int64)
-    head_at = first * GROUP + offs_g
     if used == 1:
         tl.store(
             out_ptr + (head_at * HEAD_DIM)[:, None] + offs_d[None, :], part.to(out_ptr.dtype.element_ty), mask=live_gd
         )
     if SPLITS > 1:
         _hand_in(
-            part, highest + tl.log2(total), out_ptr, partial_ptr, lse_ptr, arrivals_ptr, first, split, used,
-            GROUP, HEAD_DIM, BLOCK_G, SUM_G, BLOCK_D, SPLITS, FUSED,
+            part, highest + tl.log2(total), out_ptr, partial_ptr, lse_ptr,
+            arrivals_ptr + tl.program_id(1) * KV_HEADS + head, first, head, positions, split, used,
+            KV_HEADS, GROUP, HEAD_DIM, TOGETHER, BLOCK_G, SUM_G, BLOCK_D, SPLITS, FUSED,
         )  # fmt: skip
+
+
+@triton.jit
+def _positions(program, POSITIONS: tl.constexpr, TOGETHER: tl.constexpr):
+    """The first decode row of a program's row, that of the program, and their number in it."""
+    PARTS: tl.constexpr = (POSITIONS + TOGETHER - 1) // TOGETHER
+    row = program // PARTS * POSITIONS
+    before = program % PARTS * TOGETHER
+    return row, row + before, tl.minimum(POSITIONS - before, TOGETHER)
+
+
+@triton.jit
+def _lengths(lengths_ptr, positions, GROUP: tl.constexpr, TOGETHER: tl.constexpr, BLOCK_G: tl.constexpr):
+    """The length of each query's decode row, or of all if it is one; the longest, and the shortest of those that have keys."""
+    if TOGETHER == 1:
+        lengths_g = tl.load(lengths_ptr).to(tl.int32)
+        longest, shortest = lengths_g, lengths_g
+    else:
+        offs_g = tl.arange(0, BLOCK_G)
+        lengths_g = tl.load(lengths_ptr + offs_g // GROUP, mask=offs_g < GROUP * positions, other=0).to(tl.int32)
+        longest = tl.max(lengths_g, 0)
+        shortest = tl.min(tl.where(lengths_g > 0, lengths_g, longest), 0)
+    return lengths_g, longest, shortest
+
+
+@triton.jit
+def _query_heads(first, head, positions, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr):
+    """For the query heads of one key head in decode rows from `first` on: the number of each, counted over all decode rows, and
+    whether it exists."""
+    offs_g = tl.arange(0, SIZE)
+    head_at = ((first.to(tl.int64) + offs_g // GROUP) * KV_HEADS + head) * GROUP + offs_g % GROUP
+    return head_at, offs_g < GROUP * positions
 
 
 @triton.jit
@@ -138,10 +177,11 @@ def _prefetch_tile(
 
 @triton.jit
 def _attend_split(
-    q, key_ptr, value_ptr, slopes_ptr, sinks_ptr, table, block, head, length, split, skipped, used, scale,
+    q, key_ptr, value_ptr, slopes_ptr, sinks_ptr, table, block, head, lengths_g, length, shortest, split, skipped, used, scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    TOGETHER: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -152,26 +192,28 @@ def _attend_split(
     SINKS: tl.constexpr,
 ):  # fmt: skip
     """Weighted values, sum of weights and highest score over a split's tiles. block: the block of each key of the first
-    tile. skipped: tiles before the window."""
+    tile. skipped: tiles before all windows."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     offs_g = tl.arange(0, BLOCK_G)
+    query_head = head * GROUP + offs_g % GROUP
+    live_g = offs_g < GROUP * TOGETHER
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     if SINKS:
         # The sink enters one split, so that it is in the sum over the splits once.
-        sink = tl.load(sinks_ptr + head * GROUP + offs_g, mask=offs_g < GROUP, other=0.0)
+        sink = tl.load(sinks_ptr + query_head, mask=live_g, other=0.0)
         highest = tl.where(split == 0, sink.to(tl.float32) * LOG2E, highest)
         total = tl.where(split == 0, 1.0, total)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     slope = 0.0
     if ALIBI:
-        slope = tl.load(slopes_ptr + head * GROUP + offs_g, mask=offs_g < GROUP, other=0.0)[:, None]
+        slope = tl.load(slopes_ptr + query_head, mask=live_g, other=0.0)[:, None]
     for turn in range(tl.cdiv(tl.cdiv(length, BLOCK_N) - skipped - split, used)):
         position = (skipped + split + turn * used) * BLOCK_N + offs_n
         live_n = position < length
         if WINDOW:
-            live_n = live_n & (position >= length - WINDOW)
+            live_n = live_n & (position >= shortest - WINDOW)
         # Values beyond the length are not loaded: zero weight times NaN would be NaN.
         live_nd = live_n[:, None] & (offs_d < HEAD_DIM)[None, :]
         slot = block * BLOCK_SIZE + position % BLOCK_SIZE
@@ -182,14 +224,23 @@ def _attend_split(
         block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < length, other=0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if SOFTCAP > 0 or ALIBI:
-            scores = capped_and_biased(scores, scale, slope, (position - length + 1)[None, :], SOFTCAP, ALIBI)
+            distance = (position + 1)[None, :] - (length if TOGETHER == 1 else lengths_g[:, None])
+            scores = capped_and_biased(scores, scale, slope, distance, SOFTCAP, ALIBI)
             unit = 1.0
         else:
             unit = scale
-        scores = tl.where(live_n[None, :], scores, float("-inf"))
+        if TOGETHER == 1:
+            seen = live_n[None, :]
+        else:
+            seen = position[None, :] < lengths_g[:, None]
+            if WINDOW:
+                seen = seen & (position[None, :] >= lengths_g[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1) * unit)
-        shrink = tl.exp2(highest - higher)
-        weights = tl.exp2(scores * unit - higher[:, None])
+        # A query may see no key of a tile that another sees: infinity minus infinity is NaN.
+        base = higher if TOGETHER == 1 else tl.where(higher > float("-inf"), higher, 0.0)
+        shrink = tl.exp2(highest - base)
+        weights = tl.exp2(scores * unit - base[:, None])
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         highest = higher
@@ -198,32 +249,39 @@ def _attend_split(
 
 @triton.jit
 def _hand_in(
-    part, lse, out_ptr, partial_ptr, lse_ptr, arrivals_ptr, first, split, used,
+    part, lse, out_ptr, partial_ptr, lse_ptr, arrivals_ptr, first, head, positions, split, used,
+    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    TOGETHER: tl.constexpr,
     BLOCK_G: tl.constexpr,
     SUM_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
     FUSED: tl.constexpr,
 ):  # fmt: skip
-    """Stores a split's part, of key head `first` counted over all rows, for the program that adds the parts up."""
+    """Stores a split's part for the program that adds the parts up. arrivals: of the parts of the same queries. first: their first
+    decode row."""
     if used > 1:
-        offs_g = tl.arange(0, BLOCK_G)
         offs_d = tl.arange(0, BLOCK_D)
-        live_g = offs_g < GROUP
-        at = (first * GROUP + offs_g) * SPLITS + split
+        head_at, live_g = _query_heads(first, head, positions, KV_HEADS, GROUP, BLOCK_G)
+        at = head_at * SPLITS + split
         part_at = (at * HEAD_DIM)[:, None] + offs_d[None, :]
         tl.store(partial_ptr + part_at, part, mask=live_g[:, None] & (offs_d < HEAD_DIM)[None, :])
         tl.store(lse_ptr + at, lse, mask=live_g)
         if FUSED:
             # All threads have stored before one of them counts the arrival.
             tl.debug_barrier()
-            arrived = tl.atomic_add(arrivals_ptr + first, 1, sem="acq_rel", scope="gpu")
+            arrived = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu")
             if arrived == used - 1:
                 # Zero again for the next launch.
-                tl.store(arrivals_ptr + first, 0)
-                _add_up(out_ptr, partial_ptr, lse_ptr, first * GROUP, used, GROUP, HEAD_DIM, SUM_G, BLOCK_D, SPLITS, 8)
+                tl.store(arrivals_ptr, 0)
+                sum_at, live_sum = _query_heads(first, head, positions, KV_HEADS, GROUP, SUM_G)
+                # As many registers for several positions as for one.
+                AT_ONCE: tl.constexpr = 8 if TOGETHER == 1 else (2 if TOGETHER <= 4 else 1)
+                _add_up(
+                    out_ptr, partial_ptr, lse_ptr, sum_at, live_sum, used, HEAD_DIM, SUM_G, BLOCK_D, SPLITS, AT_ONCE
+                )
 
 
 @triton.jit
@@ -231,21 +289,17 @@ def _add_up(
     out_ptr,
     partial_ptr,
     lse_ptr,
-    first_head,
+    head_at,
+    live_g,
     used,
-    GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SUM_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Adds up the splits of GROUP query heads of one row, always in the same order. AT_ONCE: splits that are loaded
-    together."""
-    offs_g = tl.arange(0, SUM_G)
+    """Adds up the splits of SUM_G query heads, always in the same order. AT_ONCE: splits that are loaded together."""
     offs_d = tl.arange(0, BLOCK_D)
-    live_g = offs_g < GROUP
-    head_at = first_head + offs_g
     highest = tl.full([SUM_G], float("-inf"), tl.float32)
     total = tl.zeros([SUM_G], tl.float32)
     acc = tl.zeros([SUM_G, BLOCK_D], tl.float32)
@@ -260,8 +314,8 @@ def _add_up(
             live_gd = there[:, None] & (offs_d < HEAD_DIM)[None, :]
             part = tl.load(partial_ptr + part_at, mask=live_gd, other=0.0, cache_modifier=".cg")
             higher = tl.maximum(highest, lse)
-            # Padded heads have a highest score of -inf, and infinity minus infinity is NaN.
-            base = tl.where(live_g, higher, 0.0)
+            # Padded heads, and decode rows without keys, have a highest score of -inf, and infinity minus infinity is NaN.
+            base = tl.where(higher > float("-inf"), higher, 0.0)
             shrink = tl.exp2(highest - base)
             weight = tl.exp2(lse - base)
             total = total * shrink + weight
@@ -269,7 +323,7 @@ def _add_up(
             highest = higher
     out_at = (head_at * HEAD_DIM)[:, None] + offs_d[None, :]
     out_live = live_g[:, None] & (offs_d < HEAD_DIM)[None, :]
-    total = tl.where(live_g, total, 1.0)
+    total = tl.where(total == 0.0, 1.0, total)
     tl.store(out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=out_live)
 
 
@@ -281,6 +335,9 @@ def _reduce(
     lengths_ptr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -291,15 +348,18 @@ def _reduce(
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    row = tl.program_id(1)
-    length = tl.load(lengths_ptr + row).to(tl.int32)
+    decode_row = tl.program_id(1)
+    PARTS: tl.constexpr = (POSITIONS + TOGETHER - 1) // TOGETHER
+    program = decode_row // POSITIONS * PARTS + decode_row % POSITIONS // TOGETHER
+    _, first, positions = _positions(program, POSITIONS, TOGETHER)
+    _, length, shortest = _lengths(lengths_ptr + first, positions, 1, TOGETHER, BLOCK_P)
     tiles = tl.cdiv(length, BLOCK_N)
     if WINDOW:
-        tiles -= tl.maximum(length - WINDOW, 0) // BLOCK_N
+        tiles -= tl.maximum(shortest - WINDOW, 0) // BLOCK_N
     used = tl.minimum(tiles, SPLITS)
     if used > 1:
-        head = (row * HEADS + tl.program_id(0)).to(tl.int64)
-        _add_up(out_ptr, partial_ptr, lse_ptr, head, used, 1, HEAD_DIM, 1, BLOCK_D, SPLITS, AT_ONCE)
+        head_at, live_g = _query_heads(decode_row, tl.program_id(0), 1, HEADS, 1, 1)
+        _add_up(out_ptr, partial_ptr, lse_ptr, head_at, live_g, used, HEAD_DIM, 1, BLOCK_D, SPLITS, AT_ONCE)
 
 
 def decode_attention(
@@ -312,22 +372,27 @@ def decode_attention(
     settings: DecodeSettings,
     out_RHD: Tensor,
     features: AttentionFeatures = PLAIN,
+    positions: int = 1,
 ) -> None:
     """Launches the kernel. The last dimension of `q_RHD` is dense; key_NBKD, value_NBKD and out_RHD are contiguous.
 
     arrivals: int32 zeros that no other stream uses during the launch; zeros again afterwards. With fewer than R * K of
-    them, or without `settings.fused`, a second kernel adds up the parts of split rows.
+    them, or without `settings.fused`, a second kernel adds up the parts of split rows. positions: as many consecutive decode
+    rows, of which R is a multiple, have the keys of one row; the table of the first is read.
     """
     rows, heads, head_dim = q_RHD.shape
     _, block_size, kv_heads, _ = key_NBKD.shape
-    splits = settings.splits
-    fused = settings.fused and rows * kv_heads <= arrivals.shape[0]
+    splits, group, itemsize = settings.splits, heads // kv_heads, key_NBKD.element_size()
+    together = positions_together(positions, group, head_dim, itemsize)
+    programs = rows // positions * triton.cdiv(positions, together)
+    fused = settings.fused and programs * kv_heads <= arrivals.shape[0]
     parts = rows * heads * splits if splits > 1 else 0
     partial_RHSD = torch.empty(parts * head_dim, dtype=torch.float32, device=q_RHD.device)
     lse_RHS = torch.empty(parts, dtype=torch.float32, device=q_RHD.device)
     overlap = overlaps(q_RHD)
-    row_bytes = head_dim * key_NBKD.element_size()
-    _decode[(kv_heads, rows, splits)](
+    row_bytes = head_dim * itemsize
+    block_g, block_d = matrix_block(group * together), matrix_block(head_dim)
+    _decode[(kv_heads, programs, splits)](
         q_RHD,
         key_NBKD,
         value_NBKD,
@@ -346,12 +411,14 @@ def decode_attention(
         Q_STRIDE_T=q_RHD.stride(0),
         Q_STRIDE_H=q_RHD.stride(1),
         KV_HEADS=kv_heads,
-        GROUP=heads // kv_heads,
+        GROUP=group,
         HEAD_DIM=head_dim,
+        POSITIONS=positions,
+        TOGETHER=together,
         BLOCK_SIZE=block_size,
-        BLOCK_G=matrix_block(heads // kv_heads),
-        SUM_G=triton.next_power_of_2(heads // kv_heads),
-        BLOCK_D=matrix_block(head_dim),
+        BLOCK_G=block_g,
+        SUM_G=triton.next_power_of_2(group * together),
+        BLOCK_D=block_d,
         BLOCK_N=settings.block_n,
         SPLITS=splits,
         FUSED=fused,
@@ -362,16 +429,25 @@ def decode_attention(
         SOFTCAP=features.softcap or 0.0,
         ALIBI=features.alibi_slopes is not None,
         SINKS=features.sinks is not None,
-        num_warps=settings.num_warps,
+        # The settings are those of one position: a warp accumulates at most 8 queries of 128 values.
+        num_warps=max(settings.num_warps, block_g * block_d // (8 * 128)) if together > 1 else settings.num_warps,
         num_stages=settings.num_stages,
         launch_pdl=overlap,
     )
     if splits > 1 and not fused:
-        _add_up_apart(out_RHD, partial_RHSD, lse_RHS, lengths_R, settings, features.window or 0)
+        window = features.window or 0
+        _add_up_apart(out_RHD, partial_RHSD, lse_RHS, lengths_R, settings, window, positions, together)
 
 
 def _add_up_apart(
-    out_RHD: Tensor, partial_RHSD: Tensor, lse_RHS: Tensor, lengths_R: Tensor, settings: DecodeSettings, window: int
+    out_RHD: Tensor,
+    partial_RHSD: Tensor,
+    lse_RHS: Tensor,
+    lengths_R: Tensor,
+    settings: DecodeSettings,
+    window: int,
+    positions: int,
+    together: int,
 ) -> None:
     """Launches the second kernel, which adds up the parts of split rows."""
     rows, heads, head_dim = out_RHD.shape
@@ -382,6 +458,9 @@ def _add_up_apart(
         lengths_R,
         HEADS=heads,
         HEAD_DIM=head_dim,
+        POSITIONS=positions,
+        TOGETHER=together,
+        BLOCK_P=triton.next_power_of_2(together),
         BLOCK_D=matrix_block(head_dim),
         BLOCK_N=settings.block_n,
         SPLITS=settings.splits,

@@ -16,6 +16,9 @@ from omni_ar.kernels.tuning import cached_lookup, tuned
 MAX_SPLITS = 64
 """Maximum number of splits of a row."""
 
+_QUERIES = 64
+"""Maximum number of queries of a program with several positions, of the usual width: one matrix instruction of a warp group."""
+
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -56,9 +59,18 @@ def shape_key(q_THD: Tensor, key_NBKD: Tensor) -> str:
     return f"H{heads}-K{key_NBKD.shape[2]}-D{head_dim}-B{key_NBKD.shape[1]}-{_DTYPES[q_THD.dtype]}"
 
 
-def decode_settings(q_RHD: Tensor, key_NBKD: Tensor) -> DecodeSettings:
-    """Settings for a batch of R rows."""
-    rows, kv_heads = q_RHD.shape[0], key_NBKD.shape[2]
+def positions_together(positions: int, group: int, head_dim: int, itemsize: int) -> int:
+    """Positions of a row that one program attends. group: query heads of a key head."""
+    # Without matrix units at this precision, operands are held in registers.
+    queries = _QUERIES * 128 // max(matrix_block(head_dim), 128) if itemsize <= 2 else 16
+    return max(1, min(positions, queries // group))
+
+
+def decode_settings(q_RHD: Tensor, key_NBKD: Tensor, positions: int = 1) -> DecodeSettings:
+    """Settings for a batch of R decode rows, `positions` of each row."""
+    (rows, heads, head_dim), kv_heads = q_RHD.shape, key_NBKD.shape[2]
+    together = positions_together(positions, heads // kv_heads, head_dim, q_RHD.element_size())
+    rows = rows // positions * -(-positions // together)
     return _decode_settings(
         kernel_device(q_RHD), shape_key(q_RHD, key_NBKD), rows, kv_heads, q_RHD.shape[2], q_RHD.element_size()
     )

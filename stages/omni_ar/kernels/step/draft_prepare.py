@@ -80,7 +80,9 @@ def prepare_positions(
     rotary = tl.where(used, position + tl.load(row_ptr + DELTA), 0)
     for axis in tl.static_range(AXES):
         tl.store(positions_ptr + axis * positions_stride + out, rotary)
-    blocks = tl.minimum((length + BLOCK_SIZE - 1) // BLOCK_SIZE, max_blocks).to(tl.int32)
+    # Attention reads the blocks of a row's first position for all.
+    longest = length + tl.where(at == 0, offered, 0)
+    blocks = tl.minimum((longest + BLOCK_SIZE - 1) // BLOCK_SIZE, max_blocks).to(tl.int32)
     for first in range(0, blocks, _BLOCKS_AT_ONCE):
         block_at = first + tl.arange(0, _BLOCKS_AT_ONCE)
         values = tl.load(table_ptr + row * TABLE + block_at, mask=block_at < blocks)

@@ -21,7 +21,10 @@ def attend(world, q, meta, decode, prefill=PREFILL, features=PLAIN):
     arrivals = torch.zeros(64, dtype=torch.int32, device=q.device)
     if count:
         table, lengths = meta.decode_block_table_RM, meta.decode_lengths_R
-        decode_kernel.decode_attention(q[:count], key, value, table, lengths, arrivals, decode, out[:count], features)
+        positions = meta.decode_positions
+        decode_kernel.decode_attention(
+            q[:count], key, value, table, lengths, arrivals, decode, out[:count], features, positions
+        )
     if q.shape[0] > count:
         rows = meta.prefill_rows_P4
         prefill_kernel.prefill_attention(q, key, value, meta.block_table_NM, rows, count, prefill, out, features)

@@ -9,7 +9,7 @@ import torch
 from omni.device import open_device
 from omni_ar.attention import AttentionFeatures, TritonPagedAttention
 from tests.stages.omni_ar.kernels.attention_runs import DEVICE, attend, capture, decode_settings
-from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch
+from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch, positions_batch
 from tests.support.exact import served
 from tests.support.tiers import chosen
 
@@ -26,6 +26,17 @@ def test_decode_rows_with_features(names):
     world = PagedRows(1, kv_heads=2, group=3, block_size=8, device=DEVICE)
     features = world.features(names, window=20)
     q, meta, expected = mixed_batch(world, [0, 3, 53], [], spare_columns=1, poison=world.poison, features=features)
+    for splits, fused in [(4, True), (4, False)]:
+        check_attention(attend(world, q, meta, decode_settings(splits, fused), features=features), expected)
+
+
+@pytest.mark.parametrize("names", chosen(FEW, SETS))
+def test_positions_of_a_row_with_features(names):
+    """Windows of a row's positions begin at different keys, here in different tiles."""
+    world = PagedRows(1, kv_heads=2, group=3, block_size=8, device=DEVICE)
+    features = world.features(names, window=20)
+    lengths = [[50, 51, 52, 53], [0, 0, 0, 0], [19, 20, 0, 19], [35, 36, 37, 0]]
+    q, meta, expected = positions_batch(world, lengths, features=features)
     for splits, fused in [(4, True), (4, False)]:
         check_attention(attend(world, q, meta, decode_settings(splits, fused), features=features), expected)
 

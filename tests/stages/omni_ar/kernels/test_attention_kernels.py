@@ -11,7 +11,7 @@ import triton.language as tl
 
 from omni_ar.attention import TritonPagedAttention
 from tests.stages.omni_ar.kernels.attention_runs import DEVICE, attend, capture, decode_settings
-from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch
+from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch, positions_batch
 from tests.support.exact import served
 
 pytestmark = pytest.mark.thorough
@@ -48,6 +48,29 @@ def test_unused_rows_of_a_captured_batch_are_zero(prefills, spare, shape):
     world = PagedRows(3, device=DEVICE, **shape)
     q, meta, expected = mixed_batch(world, [0, 7], prefills, spare=spare, poison=world.poison)
     check_attention(attend(world, q, meta, decode_settings(1)), expected)
+
+
+@pytest.mark.parametrize(
+    ("splits", "fused", "lengths", "shape"),
+    [
+        pytest.param(1, True, [[20, 21, 0], [1, 2, 3], [0, 0, 0]], {}, id="one split"),
+        pytest.param(4, True, [[15, 16, 17, 18], [64, 0, 0, 64]], {"group": 4}, id="a position in a further tile"),
+        pytest.param(4, False, [[47, 48, 49], [0, 0, 0], [16, 17, 0]], {"group": 5}, id="a kernel that adds up"),
+        pytest.param(4, True, [[31, 32, 33, 34, 35], [40, 41, 42, 0, 0]], {"group": 7}, id="several programs"),
+        pytest.param(
+            2,
+            False,
+            [[31, 32, 33, 34, 35], [9, 9, 9, 9, 9]],
+            {"group": 7},
+            id="several programs, a kernel that adds up",
+        ),
+        pytest.param(2, True, [[18, 19]], {"group": 20, "kv_heads": 1}, id="one position in a program"),
+    ],
+)
+def test_positions_of_a_row_share_its_keys(splits, fused, lengths, shape):
+    world = PagedRows(splits, device=DEVICE, **shape)
+    q, meta, expected = positions_batch(world, lengths, poison=world.poison)
+    check_attention(attend(world, q, meta, decode_settings(splits, fused)), expected)
 
 
 def test_queries_may_be_a_part_of_something_wider():
@@ -94,6 +117,40 @@ def test_random_shapes_with_chosen_settings(dtype, head_dim, omni_device):
         ours = backend.attend(q, world.cache, LAYER, meta)
         check_attention(ours, expected)
         assert torch.equal(backend.attend(q, world.cache, LAYER, meta), ours)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
+def test_random_positions_with_chosen_settings(dtype, head_dim, omni_device):
+    chance = random.Random(f"positions {dtype}{head_dim}")
+    for seed, (kv_heads, group) in enumerate(HEADS):
+        positions, rows = chance.choice([2, 3, 4, 9, 16]), chance.choice([1, 5, 24])
+        firsts = [chance.randint(0, chance.choice([3, 40, 300, 3000])) for _ in range(rows)]
+        lengths = []
+        for first in firsts:
+            drafts = chance.randint(0, positions - 1)
+            live = [first + index for index in range(1 + drafts)] if first else []
+            lengths.append(live + [chance.choice([0, first])] * (positions - len(live)))
+        block_size = chance.choice([5, 16, 16, 64])
+        blocks = 2 + sum(-(-max(row) // block_size) for row in lengths)
+        world = PagedRows(seed, kv_heads, group, head_dim, block_size, blocks, dtype, "cuda")
+        if not any(map(max, lengths)):
+            continue
+        q, meta, expected = positions_batch(world, lengths, poison=world.poison)
+        backend = TritonPagedAttention(omni_device)
+        ours = backend.attend(q, world.cache, LAYER, meta)
+        check_attention(ours, expected)
+        assert torch.equal(backend.attend(q, world.cache, LAYER, meta), ours)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kv_heads", "group", "positions"), [served(8, 4, 4), served(4, 8, 4), served(4, 8, 9)])
+def test_positions_with_heads_of_served_models(kv_heads, group, positions, omni_device):
+    world = PagedRows(0, kv_heads, group, 128, 16, 100, torch.bfloat16, "cuda")
+    lengths = [[first + index for index in range(positions)] for first in (300, 63, 700)]
+    q, meta, expected = positions_batch(world, lengths, poison=world.poison)
+    check_attention(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
 
 
 # Heads that were measured, small: parts added up by the last split to arrive, and by a second kernel.

@@ -103,6 +103,22 @@ def test_inputs_of_positions(device: str, batch: tuple[int, ...], adaptive: bool
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_the_first_position_has_the_blocks_of_drafts(device: str):
+    """Attention reads its table for all positions of the row."""
+    bench, row = Bench(device), torch.tensor([0])
+    for state, drafts in zip((bench.state, bench.there), bench.drafts, strict=True):
+        state.columns.length[0], state.columns.active[0] = BLOCK_SIZE - 1, 1
+        state.columns.limit[0] = state.columns.outputs[0] + 9
+        drafts.columns.cap[0] = drafts.columns.proposed[0] = DRAFTS
+        drafts.columns.rate[0] = RATE_ONE
+    there = bench.buffers_there
+    draft_kernel.prepare_drafts(bench.there, row.to(device), 1 + DRAFTS, BLOCK_SIZE, there, bench.limits.max_blocks)
+    assert there.lengths_N[: 1 + DRAFTS].tolist() == [BLOCK_SIZE + index for index in range(1 + DRAFTS)]
+    assert torch.equal(there.table_NM[0, :2].cpu(), bench.state.block_table[0, :2])
+    assert bench.state.block_table[0, :2].all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("active", [1, ROWS])
 def test_positions_without_a_draft_repeat_the_token_if_drafts_have_costs(device: str, active: int):
     """So they choose the experts of the newest token. A draft that one row alone is not to verify is verified among more."""
