@@ -59,6 +59,8 @@ Settings = DecodeSettings | PrefillSettings
 Compiled = Callable[[Sequence[tuple[str, Settings]]], None]
 Table = dict[str, dict[str, object]]
 
+# Four programs of four warps fit a multiprocessor.
+REGISTERS = 128
 DECODE_TILES = [(64, 4, 1), (64, 4, 2), (64, 4, 3), (32, 4, 3), (32, 2, 2), (128, 4, 2), (128, 8, 2), (128, 8, 3)]
 PREFILL_TILES = [
     *((128, 64, 8, stages) for stages in (2, 3, 4)),
@@ -159,9 +161,9 @@ def decode_candidates(case: AttentionCase, tiles: Sequence[tuple[int, int, int]]
     usual = decode_settings(case.q_THD, case.key[0]).splits
     wanted = sorted({max(1, usual >> shift) for shift in range(5)} | {min(64, 2 * usual)})
     return [
-        DecodeSettings(block_n=n, splits=splits, fused=fused, num_warps=warps, num_stages=stages)
-        for (n, warps, stages), splits, fused in product(tiles, wanted, (True, False))
-        if splits > 1 or not fused
+        DecodeSettings(block_n=n, splits=splits, fused=fused, num_warps=warps, num_stages=stages, registers=registers)
+        for (n, warps, stages), splits, fused, registers in product(tiles, wanted, (True, False), (0, REGISTERS))
+        if (splits > 1 or not fused) and (warps == 4 or not registers)
     ]
 
 

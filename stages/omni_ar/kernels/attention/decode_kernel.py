@@ -87,11 +87,11 @@ def _decode(
         block = tl.load(table + position // BLOCK_SIZE, mask=position < columns * BLOCK_SIZE, other=0)
         lengths_g, length, shortest = _lengths(lengths_ptr + first, positions, GROUP, TOGETHER, BLOCK_G)
         skipped = 0
-    offs_g = tl.arange(0, BLOCK_G)
-    head_at, live_g = _query_heads(first, head, positions, KV_HEADS, GROUP, BLOCK_G)
+    head_at, live_g = _query_heads(first, head, positions, KV_HEADS, GROUP, TOGETHER, BLOCK_G)
     live_gd = live_g[:, None] & (offs_d < HEAD_DIM)[None, :]
-    q_at = (first.to(tl.int64) + offs_g // GROUP) * Q_STRIDE_T + (head * GROUP + offs_g % GROUP) * Q_STRIDE_H
-    q = tl.load(q_ptr + q_at[:, None] + offs_d[None, :], mask=live_gd, other=0.0)
+    position_g, member_g = _queries(GROUP, TOGETHER, BLOCK_G)
+    q_at = first.to(tl.int64) * Q_STRIDE_T + (position_g * Q_STRIDE_T + (head * GROUP + member_g) * Q_STRIDE_H)[:, None]
+    q = tl.load(q_ptr + q_at + offs_d[None, :], mask=live_gd, other=0.0)
     tiles = tl.cdiv(length, BLOCK_N) - skipped
     used = tl.minimum(tl.maximum(tiles, 1), SPLITS)
     if split >= used:
@@ -133,20 +133,32 @@ def _lengths(lengths_ptr, positions, GROUP: tl.constexpr, TOGETHER: tl.constexpr
         lengths_g = tl.load(lengths_ptr).to(tl.int32)
         longest, shortest = lengths_g, lengths_g
     else:
-        offs_g = tl.arange(0, BLOCK_G)
-        lengths_g = tl.load(lengths_ptr + offs_g // GROUP, mask=offs_g < GROUP * positions, other=0).to(tl.int32)
+        position_g, _ = _queries(GROUP, TOGETHER, BLOCK_G)
+        lengths_g = tl.load(lengths_ptr + position_g, mask=position_g < positions, other=0).to(tl.int32)
         longest = tl.max(lengths_g, 0)
         shortest = tl.min(tl.where(lengths_g > 0, lengths_g, longest), 0)
     return lengths_g, longest, shortest
 
 
 @triton.jit
-def _query_heads(first, head, positions, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr):
+def _queries(GROUP: tl.constexpr, TOGETHER: tl.constexpr, SIZE: tl.constexpr):
+    """Each query's position, counted from the first of the program, and its number among the query heads of the key head."""
+    offs_g = tl.arange(0, SIZE)
+    position_g, member_g = tl.zeros_like(offs_g), offs_g
+    if TOGETHER > 1:
+        position_g, member_g = offs_g // GROUP, offs_g % GROUP
+    return position_g, member_g
+
+
+@triton.jit
+def _query_heads(
+    first, head, positions, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr, SIZE: tl.constexpr
+):
     """For the query heads of one key head in decode rows from `first` on: the number of each, counted over all decode rows, and
     whether it exists."""
-    offs_g = tl.arange(0, SIZE)
-    head_at = ((first.to(tl.int64) + offs_g // GROUP) * KV_HEADS + head) * GROUP + offs_g % GROUP
-    return head_at, offs_g < GROUP * positions
+    position_g, member_g = _queries(GROUP, TOGETHER, SIZE)
+    head_at = (first.to(tl.int64) * KV_HEADS + head) * GROUP + (position_g * (KV_HEADS * GROUP) + member_g)
+    return head_at, tl.arange(0, SIZE) < GROUP * positions
 
 
 @triton.jit
@@ -195,9 +207,9 @@ def _attend_split(
     tile. skipped: tiles before all windows."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
-    offs_g = tl.arange(0, BLOCK_G)
-    query_head = head * GROUP + offs_g % GROUP
-    live_g = offs_g < GROUP * TOGETHER
+    _, member_g = _queries(GROUP, TOGETHER, BLOCK_G)
+    query_head = head * GROUP + member_g
+    live_g = tl.arange(0, BLOCK_G) < GROUP * TOGETHER
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     if SINKS:
@@ -264,7 +276,7 @@ def _hand_in(
     decode row."""
     if used > 1:
         offs_d = tl.arange(0, BLOCK_D)
-        head_at, live_g = _query_heads(first, head, positions, KV_HEADS, GROUP, BLOCK_G)
+        head_at, live_g = _query_heads(first, head, positions, KV_HEADS, GROUP, TOGETHER, BLOCK_G)
         at = head_at * SPLITS + split
         part_at = (at * HEAD_DIM)[:, None] + offs_d[None, :]
         tl.store(partial_ptr + part_at, part, mask=live_g[:, None] & (offs_d < HEAD_DIM)[None, :])
@@ -276,7 +288,7 @@ def _hand_in(
             if arrived == used - 1:
                 # Zero again for the next launch.
                 tl.store(arrivals_ptr, 0)
-                sum_at, live_sum = _query_heads(first, head, positions, KV_HEADS, GROUP, SUM_G)
+                sum_at, live_sum = _query_heads(first, head, positions, KV_HEADS, GROUP, TOGETHER, SUM_G)
                 # As many registers for several positions as for one.
                 AT_ONCE: tl.constexpr = 8 if TOGETHER == 1 else (2 if TOGETHER <= 4 else 1)
                 _add_up(
@@ -358,7 +370,7 @@ def _reduce(
         tiles -= tl.maximum(shortest - WINDOW, 0) // BLOCK_N
     used = tl.minimum(tiles, SPLITS)
     if used > 1:
-        head_at, live_g = _query_heads(decode_row, tl.program_id(0), 1, HEADS, 1, 1)
+        head_at, live_g = _query_heads(decode_row, tl.program_id(0), 1, HEADS, 1, 1, 1)
         _add_up(out_ptr, partial_ptr, lse_ptr, head_at, live_g, used, HEAD_DIM, 1, BLOCK_D, SPLITS, AT_ONCE)
 
 
@@ -429,14 +441,21 @@ def decode_attention(
         SOFTCAP=features.softcap or 0.0,
         ALIBI=features.alibi_slopes is not None,
         SINKS=features.sinks is not None,
-        # The settings are those of one position: a warp accumulates at most 8 queries of 128 values.
-        num_warps=max(settings.num_warps, block_g * block_d // (8 * 128)) if together > 1 else settings.num_warps,
         num_stages=settings.num_stages,
+        **_warps(settings, block_g * block_d if together > 1 else 0),
         launch_pdl=overlap,
     )
     if splits > 1 and not fused:
         window = features.window or 0
         _add_up_apart(out_RHD, partial_RHSD, lse_RHS, lengths_R, settings, window, positions, together)
+
+
+def _warps(settings: DecodeSettings, accumulated: int) -> dict[str, int | None]:
+    """Warps of a program and registers of a thread. The settings are those of one position. accumulated: numbers that a program of
+    several accumulates, 0 for one position; a warp has at most 1024 of them."""
+    if not accumulated:
+        return {"num_warps": settings.num_warps, "maxnreg": settings.registers or None}
+    return {"num_warps": max(settings.num_warps, accumulated // 1024)}
 
 
 def _add_up_apart(
