@@ -161,9 +161,9 @@ def _decode(
         table = table.repeat_interleave(positions, 0)
         q = b.randn(rows * positions, shape.heads, shape.head_dim)
         lengths, out = b.arange(positions).repeat(rows) + (length - positions + 1), torch.empty_like(q)
-        arrivals = torch.zeros(rows * positions * shape.kv_heads, dtype=torch.int32, device=b.device)
+        finished_splits = torch.zeros(rows * positions * shape.kv_heads, dtype=torch.int32, device=b.device)
         most, together = table.shape[1] * _BLOCK, positions if shares else 1
-        return lambda: attend_decodes(q, key, value, table, lengths, most, arrivals, out, features, together)
+        return lambda: attend_decodes(q, key, value, table, lengths, most, finished_splits, out, features, together)
 
     read = length if features.window is None else min(length, features.window)
     size = 2 * rows * read * shape.kv_heads * shape.head_dim * b.item

@@ -101,7 +101,7 @@ class AttentionCase:
         starts = [sum(self.queries[:row]) for row in range(len(self.queries))]
         rows = zip(starts, self.queries, self.lengths, strict=True)
         self.rows_P4 = torch.tensor([[r, s, q, n - q] for r, (s, q, n) in enumerate(rows)], device="cuda")
-        self.arrivals = torch.zeros(8192, dtype=torch.int32, device="cuda")
+        self.finished_splits = torch.zeros(8192, dtype=torch.int32, device="cuda")
 
     @property
     def floor(self) -> float:
@@ -113,7 +113,7 @@ class AttentionCase:
     def run(self, settings: Settings, layer: int) -> None:
         key, value, q_THD, out_THD = self.key[layer], self.value[layer], self.q_THD, self.out_THD
         if isinstance(settings, DecodeSettings):
-            decode_attention(q_THD, key, value, self.table_RM, self.lengths_R, self.arrivals, settings, out_THD)
+            decode_attention(q_THD, key, value, self.table_RM, self.lengths_R, self.finished_splits, settings, out_THD)
         else:
             prefill_attention(q_THD, key, value, self.table_RM, self.rows_P4, 0, settings, out_THD)
 

@@ -11,20 +11,20 @@ from omni_ar.attention.base import AttentionMetadata, KVCache
 from omni_ar.kernels.attention import attend_decodes, attend_prompts
 from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
 
-_ARRIVALS = 8192
-"""Rows times key heads of the largest batch in which the last split to arrive adds the parts up. A larger batch keeps
+_SPLIT_ROWS = 8192
+"""Rows times key heads of the largest batch in which the last split to finish adds the parts up. A larger batch keeps
 every SM busy: its rows are split only if the settings say so, and a second kernel adds the parts up."""
 
 
 class TritonPagedAttention:
     """Launches at most two kernels: one for all decode rows, and one for all prefill rows, which it reads on the device. One
-    instance serves one stream, since consecutive launches count arrivals in the same memory."""
+    instance serves one stream, since consecutive launches count finished splits in the same memory."""
 
     name = "triton"
     captures_prefills = True
 
     def __init__(self, device: Device) -> None:
-        self._arrivals = device.zeros((_ARRIVALS,), torch.int32)
+        self._finished_splits = device.zeros((_SPLIT_ROWS,), torch.int32)
 
     def attend(
         self,
@@ -63,7 +63,7 @@ class TritonPagedAttention:
             table_RM,
             lengths_R,
             longest,
-            self._arrivals,
+            self._finished_splits,
             out_RHD,
             features,
             meta.decode_positions,

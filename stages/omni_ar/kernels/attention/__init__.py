@@ -19,7 +19,7 @@ def attend_decodes(
     table_RM: Tensor,
     lengths_R: Tensor,
     max_length: int,
-    arrivals: Tensor,
+    finished_splits: Tensor,
     out_RHD: Tensor,
     features: AttentionFeatures = PLAIN,
     positions: int = 1,
@@ -27,7 +27,7 @@ def attend_decodes(
     """Attends one token per decode row to the row's keys. Queries, pages and results have one floating-point dtype; `table_RM`
     and `lengths_R` are int64.
 
-    max_length: upper bound of the rows' lengths, used by the reference only. arrivals: int32 zeros that no other stream
+    max_length: upper bound of the rows' lengths, used by the reference only. finished_splits: int32 zeros that no other stream
     uses during the launch; zeros again afterwards. With fewer than R * K of them, split rows take a second kernel.
     positions: as many consecutive decode rows, of which R is a multiple, are positions of one row, which the kernel loads the
     keys of once; the blocks of the first serve all of them.
@@ -37,7 +37,7 @@ def attend_decodes(
 
         settings = decode_settings(q_RHD, key_NBKD, positions)
         decode_kernel.decode_attention(
-            q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, arrivals, settings, out_RHD, features, positions
+            q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, finished_splits, settings, out_RHD, features, positions
         )
     else:
         out_RHD.copy_(

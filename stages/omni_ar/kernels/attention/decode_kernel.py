@@ -1,4 +1,4 @@
-"""Split-KV decode attention: one program per key head, row and split; the last split to arrive adds the parts up.
+"""Split-KV decode attention: one program per key head, row and split; the last split to finish adds the parts up.
 
 A row with drafts has several positions, each a decode row of its own. They have the keys of their row in common, which one program
 loads once for as many of them as its tile of queries holds.
@@ -12,10 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from omni_ar.kernels.attention.decode_queries import lengths_of, positions_of, queries_of, query_heads
+from omni_ar.kernels.attention.decode_splits import add_up, add_up_apart
 from omni_ar.kernels.attention.features import PLAIN, AttentionFeatures
 from omni_ar.kernels.attention.scores_kernel import LOG2E, capped_and_biased
 from omni_ar.kernels.attention.settings import DecodeSettings, log2_scale, matrix_block, positions_together
-from omni_ar.kernels.overlap import overlap_options, overlaps
+from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.prefetch import prefetch_rows_l2, prefetches
 
 
@@ -30,7 +32,7 @@ def _decode(
     out_ptr,
     partial_ptr,
     lse_ptr,
-    arrivals_ptr,
+    finished_splits_ptr,
     slopes_ptr,
     sinks_ptr,
     table_stride,
@@ -62,7 +64,7 @@ def _decode(
     fewer. BLOCK_G: at least their query heads."""
     head = tl.program_id(0)
     split = tl.program_id(2)
-    row, first, positions = _positions(tl.program_id(1), POSITIONS, TOGETHER)
+    row, first, positions = positions_of(tl.program_id(1), POSITIONS, TOGETHER)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         if ROW_BYTES > 0:
@@ -78,18 +80,18 @@ def _decode(
     # A split takes tiles split, split + used, ...: without a window, the blocks of its first tile do not depend on the
     # row's length, so both are loaded at once.
     if WINDOW:
-        lengths_g, length, shortest = _lengths(lengths_ptr + first, positions, GROUP, TOGETHER, BLOCK_G)
+        lengths_g, length, shortest = lengths_of(lengths_ptr + first, positions, GROUP, TOGETHER, BLOCK_G)
         skipped = tl.maximum(shortest - WINDOW, 0) // BLOCK_N
         position = (skipped + split) * BLOCK_N + offs_n
         block = tl.load(table + position // BLOCK_SIZE, mask=position < length, other=0)
     else:
         position = split * BLOCK_N + offs_n
         block = tl.load(table + position // BLOCK_SIZE, mask=position < columns * BLOCK_SIZE, other=0)
-        lengths_g, length, shortest = _lengths(lengths_ptr + first, positions, GROUP, TOGETHER, BLOCK_G)
+        lengths_g, length, shortest = lengths_of(lengths_ptr + first, positions, GROUP, TOGETHER, BLOCK_G)
         skipped = 0
-    head_at, live_g = _query_heads(first, head, positions, KV_HEADS, GROUP, TOGETHER, BLOCK_G)
+    head_at, live_g = query_heads(first, head, positions, KV_HEADS, GROUP, TOGETHER, BLOCK_G)
     live_gd = live_g[:, None] & (offs_d < HEAD_DIM)[None, :]
-    position_g, member_g = _queries(GROUP, TOGETHER, BLOCK_G)
+    position_g, member_g = queries_of(GROUP, TOGETHER, BLOCK_G)
     q_at = first.to(tl.int64) * Q_STRIDE_T + (position_g * Q_STRIDE_T + (head * GROUP + member_g) * Q_STRIDE_H)[:, None]
     q = tl.load(q_ptr + q_at + offs_d[None, :], mask=live_gd, other=0.0)
     tiles = tl.cdiv(length, BLOCK_N) - skipped
@@ -112,53 +114,9 @@ def _decode(
     if SPLITS > 1:
         _hand_in(
             part, highest + tl.log2(total), out_ptr, partial_ptr, lse_ptr,
-            arrivals_ptr + tl.program_id(1) * KV_HEADS + head, first, head, positions, split, used,
+            finished_splits_ptr + tl.program_id(1) * KV_HEADS + head, first, head, positions, split, used,
             KV_HEADS, GROUP, HEAD_DIM, TOGETHER, BLOCK_G, SUM_G, BLOCK_D, SPLITS, FUSED,
         )  # fmt: skip
-
-
-@triton.jit
-def _positions(program, POSITIONS: tl.constexpr, TOGETHER: tl.constexpr):
-    """The first decode row of a program's row, that of the program, and their number in it."""
-    PARTS: tl.constexpr = (POSITIONS + TOGETHER - 1) // TOGETHER
-    row = program // PARTS * POSITIONS
-    before = program % PARTS * TOGETHER
-    return row, row + before, tl.minimum(POSITIONS - before, TOGETHER)
-
-
-@triton.jit
-def _lengths(lengths_ptr, positions, GROUP: tl.constexpr, TOGETHER: tl.constexpr, BLOCK_G: tl.constexpr):
-    """The length of each query's decode row, or of all if it is one; the longest, and the shortest of those that have keys."""
-    if TOGETHER == 1:
-        lengths_g = tl.load(lengths_ptr).to(tl.int32)
-        longest, shortest = lengths_g, lengths_g
-    else:
-        position_g, _ = _queries(GROUP, TOGETHER, BLOCK_G)
-        lengths_g = tl.load(lengths_ptr + position_g, mask=position_g < positions, other=0).to(tl.int32)
-        longest = tl.max(lengths_g, 0)
-        shortest = tl.min(tl.where(lengths_g > 0, lengths_g, longest), 0)
-    return lengths_g, longest, shortest
-
-
-@triton.jit
-def _queries(GROUP: tl.constexpr, TOGETHER: tl.constexpr, SIZE: tl.constexpr):
-    """Each query's position, counted from the first of the program, and its number among the query heads of the key head."""
-    offs_g = tl.arange(0, SIZE)
-    position_g, member_g = tl.zeros_like(offs_g), offs_g
-    if TOGETHER > 1:
-        position_g, member_g = offs_g // GROUP, offs_g % GROUP
-    return position_g, member_g
-
-
-@triton.jit
-def _query_heads(
-    first, head, positions, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr, SIZE: tl.constexpr
-):
-    """For the query heads of one key head in decode rows from `first` on: the number of each, counted over all decode rows, and
-    whether it exists."""
-    position_g, member_g = _queries(GROUP, TOGETHER, SIZE)
-    head_at = (first.to(tl.int64) * KV_HEADS + head) * GROUP + (position_g * (KV_HEADS * GROUP) + member_g)
-    return head_at, tl.arange(0, SIZE) < GROUP * positions
 
 
 @triton.jit
@@ -207,7 +165,7 @@ def _attend_split(
     tile. skipped: tiles before all windows."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
-    _, member_g = _queries(GROUP, TOGETHER, BLOCK_G)
+    _, member_g = queries_of(GROUP, TOGETHER, BLOCK_G)
     query_head = head * GROUP + member_g
     live_g = tl.arange(0, BLOCK_G) < GROUP * TOGETHER
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
@@ -261,7 +219,7 @@ def _attend_split(
 
 @triton.jit
 def _hand_in(
-    part, lse, out_ptr, partial_ptr, lse_ptr, arrivals_ptr, first, head, positions, split, used,
+    part, lse, out_ptr, partial_ptr, lse_ptr, finished_splits_ptr, first, head, positions, split, used,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -272,106 +230,26 @@ def _hand_in(
     SPLITS: tl.constexpr,
     FUSED: tl.constexpr,
 ):  # fmt: skip
-    """Stores a split's part for the program that adds the parts up. arrivals: of the parts of the same queries. first: their first
-    decode row."""
+    """Stores a split's part for the program that adds the parts up. finished_splits: their number for these queries. first: the
+    queries' first decode row."""
     if used > 1:
         offs_d = tl.arange(0, BLOCK_D)
-        head_at, live_g = _query_heads(first, head, positions, KV_HEADS, GROUP, TOGETHER, BLOCK_G)
+        head_at, live_g = query_heads(first, head, positions, KV_HEADS, GROUP, TOGETHER, BLOCK_G)
         at = head_at * SPLITS + split
         part_at = (at * HEAD_DIM)[:, None] + offs_d[None, :]
         tl.store(partial_ptr + part_at, part, mask=live_g[:, None] & (offs_d < HEAD_DIM)[None, :])
         tl.store(lse_ptr + at, lse, mask=live_g)
         if FUSED:
-            # All threads have stored before one of them counts the arrival.
+            # All threads have stored before one of them counts the split.
             tl.debug_barrier()
-            arrived = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu")
-            if arrived == used - 1:
+            before = tl.atomic_add(finished_splits_ptr, 1, sem="acq_rel", scope="gpu")
+            if before == used - 1:
                 # Zero again for the next launch.
-                tl.store(arrivals_ptr, 0)
-                sum_at, live_sum = _query_heads(first, head, positions, KV_HEADS, GROUP, TOGETHER, SUM_G)
+                tl.store(finished_splits_ptr, 0)
+                sum_at, live_sum = query_heads(first, head, positions, KV_HEADS, GROUP, TOGETHER, SUM_G)
                 # As many registers for several positions as for one.
                 AT_ONCE: tl.constexpr = 8 if TOGETHER == 1 else (2 if TOGETHER <= 4 else 1)
-                _add_up(
-                    out_ptr, partial_ptr, lse_ptr, sum_at, live_sum, used, HEAD_DIM, SUM_G, BLOCK_D, SPLITS, AT_ONCE
-                )
-
-
-@triton.jit
-def _add_up(
-    out_ptr,
-    partial_ptr,
-    lse_ptr,
-    head_at,
-    live_g,
-    used,
-    HEAD_DIM: tl.constexpr,
-    SUM_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
-    """Adds up the splits of SUM_G query heads, always in the same order. AT_ONCE: splits that are loaded together."""
-    offs_d = tl.arange(0, BLOCK_D)
-    highest = tl.full([SUM_G], float("-inf"), tl.float32)
-    total = tl.zeros([SUM_G], tl.float32)
-    acc = tl.zeros([SUM_G, BLOCK_D], tl.float32)
-    for begin in range(0, used, AT_ONCE):
-        for step in tl.static_range(AT_ONCE):
-            split = begin + step
-            at = head_at * SPLITS + split
-            there = live_g & (tl.full([SUM_G], split, tl.int32) < used)
-            # Other SMs wrote these, so the load bypasses this SM's L1 cache.
-            lse = tl.load(lse_ptr + at, mask=there, other=float("-inf"), cache_modifier=".cg")
-            part_at = (at * HEAD_DIM)[:, None] + offs_d[None, :]
-            live_gd = there[:, None] & (offs_d < HEAD_DIM)[None, :]
-            part = tl.load(partial_ptr + part_at, mask=live_gd, other=0.0, cache_modifier=".cg")
-            higher = tl.maximum(highest, lse)
-            # Padded heads, and decode rows without keys, have a highest score of -inf, and infinity minus infinity is NaN.
-            base = tl.where(higher > float("-inf"), higher, 0.0)
-            shrink = tl.exp2(highest - base)
-            weight = tl.exp2(lse - base)
-            total = total * shrink + weight
-            acc = acc * shrink[:, None] + part * weight[:, None]
-            highest = higher
-    out_at = (head_at * HEAD_DIM)[:, None] + offs_d[None, :]
-    out_live = live_g[:, None] & (offs_d < HEAD_DIM)[None, :]
-    total = tl.where(total == 0.0, 1.0, total)
-    tl.store(out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=out_live)
-
-
-@triton.jit
-def _reduce(
-    out_ptr,
-    partial_ptr,
-    lse_ptr,
-    lengths_ptr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    decode_row = tl.program_id(1)
-    PARTS: tl.constexpr = (POSITIONS + TOGETHER - 1) // TOGETHER
-    program = decode_row // POSITIONS * PARTS + decode_row % POSITIONS // TOGETHER
-    _, first, positions = _positions(program, POSITIONS, TOGETHER)
-    _, length, shortest = _lengths(lengths_ptr + first, positions, 1, TOGETHER, BLOCK_P)
-    tiles = tl.cdiv(length, BLOCK_N)
-    if WINDOW:
-        tiles -= tl.maximum(shortest - WINDOW, 0) // BLOCK_N
-    used = tl.minimum(tiles, SPLITS)
-    if used > 1:
-        head_at, live_g = _query_heads(decode_row, tl.program_id(0), 1, HEADS, 1, 1, 1)
-        _add_up(out_ptr, partial_ptr, lse_ptr, head_at, live_g, used, HEAD_DIM, 1, BLOCK_D, SPLITS, AT_ONCE)
+                add_up(out_ptr, partial_ptr, lse_ptr, sum_at, live_sum, used, HEAD_DIM, SUM_G, BLOCK_D, SPLITS, AT_ONCE)
 
 
 def decode_attention(
@@ -380,7 +258,7 @@ def decode_attention(
     value_NBKD: Tensor,
     table_RM: Tensor,
     lengths_R: Tensor,
-    arrivals: Tensor,
+    finished_splits: Tensor,
     settings: DecodeSettings,
     out_RHD: Tensor,
     features: AttentionFeatures = PLAIN,
@@ -388,7 +266,7 @@ def decode_attention(
 ) -> None:
     """Launches the kernel. The last dimension of `q_RHD` is dense; key_NBKD, value_NBKD and out_RHD are contiguous.
 
-    arrivals: int32 zeros that no other stream uses during the launch; zeros again afterwards. With fewer than R * K of
+    finished_splits: int32 zeros that no other stream uses during the launch; zeros again afterwards. With fewer than R * K of
     them, or without `settings.fused`, a second kernel adds up the parts of split rows. positions: as many consecutive decode
     rows, of which R is a multiple, have the keys of one row; the table of the first is read.
     """
@@ -397,7 +275,7 @@ def decode_attention(
     splits, group, itemsize = settings.splits, heads // kv_heads, key_NBKD.element_size()
     together = positions_together(positions, group, head_dim, itemsize)
     programs = rows // positions * triton.cdiv(positions, together)
-    fused = settings.fused and programs * kv_heads <= arrivals.shape[0]
+    fused = settings.fused and programs * kv_heads <= finished_splits.shape[0]
     parts = rows * heads * splits if splits > 1 else 0
     partial_RHSD = torch.empty(parts * head_dim, dtype=torch.float32, device=q_RHD.device)
     lse_RHS = torch.empty(parts, dtype=torch.float32, device=q_RHD.device)
@@ -413,7 +291,7 @@ def decode_attention(
         out_RHD,
         partial_RHSD,
         lse_RHS,
-        arrivals,
+        finished_splits,
         features.alibi_slopes,
         features.sinks,
         table_RM.stride(0),
@@ -447,7 +325,7 @@ def decode_attention(
     )
     if splits > 1 and not fused:
         window = features.window or 0
-        _add_up_apart(out_RHD, partial_RHSD, lse_RHS, lengths_R, settings, window, positions, together)
+        add_up_apart(out_RHD, partial_RHSD, lse_RHS, lengths_R, settings, window, positions, together)
 
 
 def _warps(settings: DecodeSettings, accumulated: int) -> dict[str, int | None]:
@@ -456,35 +334,3 @@ def _warps(settings: DecodeSettings, accumulated: int) -> dict[str, int | None]:
     if not accumulated:
         return {"num_warps": settings.num_warps, "maxnreg": settings.registers or None}
     return {"num_warps": max(settings.num_warps, accumulated // 1024)}
-
-
-def _add_up_apart(
-    out_RHD: Tensor,
-    partial_RHSD: Tensor,
-    lse_RHS: Tensor,
-    lengths_R: Tensor,
-    settings: DecodeSettings,
-    window: int,
-    positions: int,
-    together: int,
-) -> None:
-    """Launches the second kernel, which adds up the parts of split rows."""
-    rows, heads, head_dim = out_RHD.shape
-    _reduce[(heads, rows)](
-        out_RHD,
-        partial_RHSD,
-        lse_RHS,
-        lengths_R,
-        HEADS=heads,
-        HEAD_DIM=head_dim,
-        POSITIONS=positions,
-        TOGETHER=together,
-        BLOCK_P=triton.next_power_of_2(together),
-        BLOCK_D=matrix_block(head_dim),
-        BLOCK_N=settings.block_n,
-        SPLITS=settings.splits,
-        AT_ONCE=min(settings.splits, 16),
-        WINDOW=window,
-        num_warps=1,
-        **overlap_options(overlaps(out_RHD)),
-    )

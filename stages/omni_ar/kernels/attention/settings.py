@@ -24,7 +24,7 @@ _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 class DecodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """block_n: keys per tile. splits: maximum number of programs per row and key head, a power of two; a row with fewer
-    tiles takes one per tile. fused: whether the last split to arrive adds the parts up, instead of a second kernel. registers:
+    tiles takes one per tile. fused: whether the last split to finish adds the parts up, instead of a second kernel. registers:
     maximum of a thread, 0 for the compiler's choice, which with some settings leaves three programs to a multiprocessor where four
     are to run (benchmarks/results/2026-11-29-drafts-h200.md)."""
 

@@ -18,17 +18,17 @@ def attend(world, q, meta, decode, prefill=PREFILL, features=PLAIN):
     """The results of the kernels, called as on a GPU. Entries that they do not write stay NaN."""
     key, value, count = world.cache.key[LAYER], world.cache.value[LAYER], meta.num_decode
     out = torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device)
-    arrivals = torch.zeros(64, dtype=torch.int32, device=q.device)
+    finished_splits = torch.zeros(64, dtype=torch.int32, device=q.device)
     if count:
         table, lengths = meta.decode_block_table_RM, meta.decode_lengths_R
         positions = meta.decode_positions
         decode_kernel.decode_attention(
-            q[:count], key, value, table, lengths, arrivals, decode, out[:count], features, positions
+            q[:count], key, value, table, lengths, finished_splits, decode, out[:count], features, positions
         )
     if q.shape[0] > count:
         rows = meta.prefill_rows_P4
         prefill_kernel.prefill_attention(q, key, value, meta.block_table_NM, rows, count, prefill, out, features)
-    assert not arrivals.any()
+    assert not finished_splits.any()
     return out
 
 

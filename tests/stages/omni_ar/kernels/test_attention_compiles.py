@@ -11,7 +11,8 @@ from tests.support.gpu_compiler import GpuCompiler
 pytestmark = pytest.mark.thorough
 
 KERNELS = """
-from omni_ar.kernels.attention.decode_kernel import _decode, _reduce
+from omni_ar.kernels.attention.decode_kernel import _decode
+from omni_ar.kernels.attention.decode_splits import _reduce
 from omni_ar.kernels.attention.prefill_kernel import _prefill
 
 HEADS = dict(KV_HEADS=2, GROUP=4, HEAD_DIM=64, BLOCK_SIZE=16, BLOCK_D=64, BLOCK_N=32)
@@ -24,7 +25,7 @@ KERNELS = {
     _prefill: HEADS | STRIDES | dict(BLOCK_P=64, BLOCK_M=64),
 }
 SIZES = dict(WINDOW=100, SOFTCAP=30.0, ALIBI=True, SINKS=True)
-TYPES = {"table_ptr": "*i64", "rows_ptr": "*i64", "lengths_ptr": "*i64", "arrivals_ptr": "*i32", "scale": "fp32"}
+TYPES = {"table_ptr": "*i64", "rows_ptr": "*i64", "lengths_ptr": "*i64", "finished_splits_ptr": "*i32", "scale": "fp32"}
 TYPES |= dict.fromkeys(("partial_ptr", "lse_ptr", "slopes_ptr"), "*fp32")
 """
 

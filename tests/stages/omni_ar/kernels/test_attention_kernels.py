@@ -153,7 +153,7 @@ def test_positions_with_heads_of_served_models(kv_heads, group, positions, omni_
     check_attention(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
 
 
-# Heads that were measured, small: parts added up by the last split to arrive, and by a second kernel.
+# Heads that were measured, small: parts added up by the last split to finish, and by a second kernel.
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kv_heads", "group", "lengths"), [served(8, 2, [300, 70]), served(4, 8, [700])])
 def test_heads_of_served_models(kv_heads, group, lengths, omni_device):

@@ -34,8 +34,10 @@ def run_linear() -> None:
 
 def run_decode() -> None:
     pages = empty(9, 16, 8, 128)
-    arrivals = empty(8192, dtype=torch.int32)
-    attend_decodes(empty(1, 16, 128), pages, pages, integers(1, 8), integers(1), 128, arrivals, empty(1, 16, 128))
+    finished_splits = empty(8192, dtype=torch.int32)
+    attend_decodes(
+        empty(1, 16, 128), pages, pages, integers(1, 8), integers(1), 128, finished_splits, empty(1, 16, 128)
+    )
 
 
 def run_prefill() -> None:
