@@ -12,7 +12,7 @@ import torch
 from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
 from omni.engine.command_queue import CommandQueue, LocalCommandQueue
 from omni.engine.cut import CutStages
-from omni.engine.faults import StageFault
+from omni.engine.faults import StageFault, closed_after_error
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.peers import EngineEdges
@@ -54,15 +54,9 @@ _TICK: Callable[[StageWorker], Callable[[], bool]] = attrgetter("tick")
 _POLL: Callable[[StageWorker], Callable[[], bool]] = attrgetter("poll")
 
 
-def closed_after_error(stage: str) -> StageError:
-    return StageError(stage, "running", "it was closed after an error")
-
-
 class Engine:
-    """An `EngineClient` that takes commands from any thread; the loop's thread does everything else.
-
-    `tick` is public, so a test can drive the engine itself, without `start`.
-    """
+    """An `EngineClient` that takes commands from any thread; the loop's thread does everything else. A test can drive the engine
+    itself by `tick`, without `start`."""
 
     def __init__(
         self,

@@ -25,6 +25,10 @@ class StageFault(Exception):
         self.error = error
 
 
+def closed_after_error(stage: str) -> StageError:
+    return StageError(stage, "running", "it was closed after an error")
+
+
 class ClosedStages:
     """The stages of an engine that are closed, with the reason. Requests that need one of them are refused; others go on."""
 

@@ -20,7 +20,8 @@ from omni.engine import (
     StageOutput,
     StartReport,
 )
-from omni.engine.engine import LANE, closed_after_error
+from omni.engine.engine import LANE
+from omni.engine.faults import closed_after_error
 from omni.engine.request import SafeSink
 from omni.errors import LostPeerError, OmniError, StageError, fresh
 from omni.frontend.vocabulary import Vocabulary

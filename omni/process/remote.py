@@ -374,9 +374,8 @@ class RemoteEngine:
 
     def _death(self, doing: str) -> LostPeerError:
         """The error after the process ended without a last message."""
-        ended = self._process.ended()
-        how = f"was ended {self._given_up}" if self._given_up else ended
-        return self._lost(doing, how)
+        ended = self._process.ended()  # waits for it
+        return self._lost(doing, f"was ended {self._given_up}" if self._given_up else ended)
 
     def _lost(self, doing: str, how: str) -> LostPeerError:
         """how: continues "its process"."""

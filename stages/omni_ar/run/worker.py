@@ -294,9 +294,9 @@ class ArWorker(MailboxWorker[ArRequest]):
         pages = self._runner.pages.layers
         assert pages is not None, "the pipeline is checked"
         positions = np.arange(request.length + len(request.outputs) - 1)
-        part = PageSlice(pages, table.slots(positions, self._limits.block_size))
+        hidden = {"hidden": PageSlice(pages, table.slots(positions, self._limits.block_size))}
         meta = RequestHiddenStates(layers=self._limits.hidden_layers, prompt_tokens=request.length)
-        produced = Produced(request.id, Payload(meta, {"hidden": part}), COMPLETED)
+        produced = Produced(request.id, Payload(meta, hidden), COMPLETED)
         table.add(produced)
         self.outbox.append(produced)
 
