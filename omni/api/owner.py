@@ -44,10 +44,14 @@ SWITCH_INTERVAL = SwitchInterval()
 """The switch interval of this interpreter."""
 
 
+_OWN_FREEZE = 10_000
+"""A program has frozen objects itself if there are so many. Python 3.12 counts a few hundred immortal ones in each program."""
+
+
 class FrozenObjects:
-    """Excludes objects from garbage collection that exist when a model is opened, among them those of its imports, until a model is
-    closed. A full collection would stop all threads for the longer the more objects there are. A program that excludes objects
-    itself is left alone. Any thread may call it."""
+    """Excludes objects from garbage collection that exist when a model is opened, among them those of its imports, until all models
+    are closed. A full collection would stop all threads for the longer the more objects there are. A program that excludes objects
+    itself before is left alone. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,17 +61,27 @@ class FrozenObjects:
     def freeze(self) -> None:
         with self._lock:
             if not self._models:
-                self._freezes = not gc.get_freeze_count()
+                self._freezes = gc.get_freeze_count() < _OWN_FREEZE
             self._models += 1
             if self._freezes:
                 gc.freeze()
 
     def unfreeze(self) -> None:
-        """The closed model's objects are in cycles. Those of models that are still open are collected again too."""
+        """The closed model's objects are in cycles, for the next full collection. After it those of models that are still open are
+        excluded again."""
         with self._lock:
             self._models -= 1
             if self._freezes:
                 gc.unfreeze()
+                if self._models and self._after_collection not in gc.callbacks:
+                    gc.callbacks.append(self._after_collection)
+
+    def _after_collection(self, phase: str, info: dict[str, int]) -> None:
+        """Without the lock, whose owner may be the thread that collects."""
+        if phase == "stop" and info["generation"] == 2:
+            gc.callbacks.remove(self._after_collection)
+            if self._models:
+                gc.freeze()
 
 
 FROZEN_OBJECTS = FrozenObjects()

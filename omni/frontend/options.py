@@ -18,8 +18,8 @@ class FrontendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     switch_interval: seconds after which a thread that runs Python gives way to one that waits, while a model is open
     (`sys.setswitchinterval`; a smaller value of the program stays). None leaves it at Python's 5 ms, and every step of a request
     through the front end may wait so long beside a busy thread. gc_freeze: whether objects that exist when the model is open are
-    excluded from garbage collection until it is closed (`gc.freeze`). A full collection stops all threads of the program for 0.2 s
-    or more with the objects that torch and transformers make.
+    excluded from garbage collection until all models are closed (`gc.freeze`). A full collection stops all threads of the program
+    for 0.2 s or more with the objects that torch and transformers make.
     """
 
     media: MediaOptions = MediaOptions()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from omni.api.owner import FrozenObjects
 from tests.support.echo_omni import opened
 
 
@@ -21,7 +22,7 @@ def unfrozen() -> Iterator[None]:
     gc.unfreeze()
     yield
     gc.unfreeze()
-    if before:
+    if before > 10_000:
         gc.freeze()
 
 
@@ -39,7 +40,7 @@ def test_objects_before_a_model_are_excluded_while_it_is_open(model: Path) -> No
         assert not collected(ref)
         later = weakref.ref(Cycle())
         assert collected(later)
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() < 10_000
     assert collected(ref)
 
 
@@ -50,10 +51,30 @@ def test_a_model_that_is_closed_beside_another_is_collected(model: Path) -> None
         with opened(model):
             del cycle
             assert not collected(ref)
+        assert gc.get_freeze_count() < 10_000
         assert collected(ref)
-        with opened(model):
-            assert gc.get_freeze_count() > 10_000
-    assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() > 10_000, "for the model that is open"
+    assert gc.get_freeze_count() < 10_000
+    assert not gc.callbacks
+
+
+def test_models_that_are_closed_before_a_collection_leave_nothing_excluded(model: Path) -> None:
+    with opened(model), opened(model):
+        pass
+    gc.collect()
+    assert gc.get_freeze_count() < 10_000
+    assert not gc.callbacks
+
+
+def test_immortal_objects_that_python_excludes_are_no_choice_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 counts them from its start."""
+    frozen = FrozenObjects()
+    with monkeypatch.context() as patched:
+        patched.setattr(gc, "get_freeze_count", lambda: 375)
+        frozen.freeze()
+    assert gc.get_freeze_count() > 10_000
+    frozen.unfreeze()
+    assert gc.get_freeze_count() < 10_000
 
 
 def test_a_program_that_excludes_objects_itself_is_left_alone(model: Path) -> None:
@@ -63,10 +84,10 @@ def test_a_program_that_excludes_objects_itself_is_left_alone(model: Path) -> No
     with opened(model):
         del cycle
         assert collected(ref)
-    assert 0 < gc.get_freeze_count() <= own
+    assert 10_000 < gc.get_freeze_count() <= own
 
 
 def test_a_setting_leaves_all_objects_in(model: Path) -> None:
     with opened(model, **{"frontend.gc_freeze": False}):
-        assert gc.get_freeze_count() == 0
-    assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() < 10_000
+    assert gc.get_freeze_count() < 10_000

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from omni_ar.attention import TritonPagedAttention
+from omni_ar.kernels.attention.settings import decode_settings as chosen_settings
 from tests.stages.omni_ar.kernels.attention_runs import DEVICE, attend, capture, decode_settings
 from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, check_attention, mixed_batch, positions_batch
 from tests.support.exact import served
@@ -159,6 +160,18 @@ def test_positions_with_heads_of_served_models(kv_heads, group, positions, omni_
 def test_heads_of_served_models(kv_heads, group, lengths, omni_device):
     world = PagedRows(0, kv_heads, group, 128, 16, 100, torch.bfloat16, "cuda")
     q, meta, expected = mixed_batch(world, lengths, [(40, 100), (0, 70)], spare_columns=9, poison=world.poison)
+    check_attention(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kv_heads", "group", "rows"), [(8, 2, 32), (4, 8, 64), (4, 7, 8), (4, 7, 64)])
+def test_settings_that_limit_registers(kv_heads, group, rows, omni_device):
+    chance = random.Random(rows)
+    lengths = [chance.randint(0, 900) for _ in range(rows)]
+    world = PagedRows(rows, kv_heads, group, 128, 16, 2 + rows * 57, torch.bfloat16, "cuda")
+    q, meta, expected = mixed_batch(world, lengths, [], poison=world.poison)
+    if "H200" in torch.cuda.get_device_name():
+        assert chosen_settings(q, world.cache.key[LAYER]).registers == 128
     check_attention(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
 
 
