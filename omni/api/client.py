@@ -2,7 +2,6 @@
 
 import atexit
 import itertools
-import logging
 
 from omni.api.arguments import CheckedArguments
 from omni.api.load import Loaded
@@ -12,8 +11,9 @@ from omni.api.request_queue import RequestQueue
 from omni.api.serial_executor import SerialExecutor
 from omni.errors import InputError, StageError, as_omni_error
 from omni.media import MediaDownloader
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class Client:

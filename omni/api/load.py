@@ -1,6 +1,5 @@
 """Loads a model by its name: resolves settings and starts the engine."""
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,8 +36,9 @@ from omni.plugin.manager import Plugins, load_plugins
 from omni.process.child import EngineProcess
 from omni.process.group import EngineGroup
 from omni.process.select import runs_in_process, warn_of_thread
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """The queue of requests between `generate` and the stages, and the threads that prepare them."""
 
-import logging
 import os
 import threading
 import time
@@ -16,8 +15,9 @@ from omni.engine import Admission, EngineOptions, PriorityQueue, Rejected
 from omni.errors import OmniError, OverloadedError, StageError, as_omni_error
 from omni.frontend.messages import RemoteMedia
 from omni.media import MediaDownloader
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 THREADS = max(2, min(8, os.cpu_count() or 1))
 """Threads that prepare any request. One more takes short texts only, so that these need not wait while all others decode media."""

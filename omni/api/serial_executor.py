@@ -5,14 +5,15 @@ while that thread holds a lock. So users' threads and finalizers change no share
 is one atomic step, and this thread calls it.
 """
 
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-_log = logging.getLogger(__name__)
+from omni.utils.log import safe_logger
+
+_log = safe_logger(__name__)
 T = TypeVar("T")
 
 

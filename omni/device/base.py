@@ -4,7 +4,6 @@ Device memory is accessed only inside a *phase* that `Device.launch` enqueues, a
 timeline and the unit of the simulated device. Host code allocates through the device, slices views, and passes buffers.
 """
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,9 +19,10 @@ from omni.device.allocations import AllocationCount
 from omni.device.host_work import HostWorker, ThreadWorker
 from omni.device.sync_points import SyncPoint, may_sync
 from omni.errors import plugin_error
+from omni.utils.log import safe_logger
 from omni.utils.origin import CallSite
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class PhaseCategory(Enum):

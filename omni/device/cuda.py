@@ -1,7 +1,6 @@
 """A CUDA device: torch streams and events, and run times of phases."""
 
 import gc
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +16,9 @@ from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedCapt
 from omni.device.sync import host_waits
 from omni.device.sync_points import SyncPoint, may_sync
 from omni.utils.collection import no_collection
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 _capturing = threading.Lock()
 """Allows one capture at a time in the process, on any device."""
 

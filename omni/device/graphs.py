@@ -1,10 +1,11 @@
 """Captured graphs of a stage: the sizes that it captures batches for, and the graphs that replay them."""
 
-import logging
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
 from operator import itemgetter
 from typing import Generic, TypeVar
+
+from omni.utils.log import safe_logger
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of rows that are captured by default. Each takes time at start, so they are sparse. Padding is cheap for an
@@ -51,7 +52,7 @@ def _largest_first(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(set(sizes), reverse=True))
 
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 GraphT = TypeVar("GraphT")

@@ -1,6 +1,5 @@
 """The sync guard reports where the host waits for the device. `OMNI_SYNC_CHECK` enables it for the engine's thread."""
 
-import logging
 import os
 import threading
 import traceback
@@ -19,12 +18,13 @@ from omni.device.base import Device
 from omni.device.sync_operators import COPY, MAKES, READS, Operator
 from omni.device.sync_points import sync_allowed
 from omni.errors import ConfigError, SyncError
+from omni.utils.log import safe_logger
 
 VARIABLE = "OMNI_SYNC_CHECK"
 _FRAMES = 6
 _LIBRARY = (str(Path(torch.__file__).parent), __file__)
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class SyncCheck(Enum):

@@ -1,6 +1,5 @@
 """Builds an engine from a checkpoint: the pipeline, then its stages in order."""
 
-import logging
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -40,8 +39,9 @@ from omni.plugin.manager import Plugins
 from omni.stage import Listeners, LoadedStage, StageContext, StageWorker, memory_errors, most_rows
 from omni.timeline.file import TimelineFile
 from omni.timeline.trace import Trace
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 # While transformers builds a module, its dtype is the process's default: two threads would leave it set.
 _building = threading.RLock()
 

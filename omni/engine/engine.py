@@ -1,6 +1,5 @@
 """The engine: one thread per device drives the stage workers there and their orchestrator."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -36,9 +35,10 @@ from omni.timeline.file import TimelineFile
 from omni.timeline.slack import ORDER
 from omni.utils.closing import ClosingSteps
 from omni.utils.interrupts import is_interrupt
+from omni.utils.log import safe_logger
 from omni.utils.origin import with_origin
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _SPIN_SECONDS = 0.002
 _NAP_SECONDS = 0.0001

@@ -1,6 +1,5 @@
 """Stages that are closed because their worker may be in an unknown state, and checks of the messages of workers."""
 
-import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from omni.errors import OmniError, ReturnedError, StageError, error_text, printa
 from omni.payload import Payload
 from omni.stage import Done, Failed, Inbound, Lease, Outbound, Produced, StageWorker
 from omni.utils.interrupts import is_interrupt
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class StageFault(Exception):

@@ -1,6 +1,5 @@
 """The engines on other places: their ends of edges, and the routes' ends there."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,9 +26,10 @@ from omni.engine.peer_messages import (
 from omni.errors import OmniError, StageError, as_omni_error, error_text, printable_error
 from omni.ipc import Typed
 from omni.pipeline import Edge
+from omni.utils.log import safe_logger
 from omni.utils.origin import with_origin
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

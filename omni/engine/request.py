@@ -1,6 +1,5 @@
 """Engine commands, and the outputs of requests."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -11,8 +10,9 @@ from omni.engine.peer_messages import Link
 from omni.errors import OmniError, StageError, error_text
 from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams, TextRules
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 _RAISED = "the sink of request %s raised"
 
 

@@ -8,7 +8,6 @@ ends that they use are those of `omni.engine.guard`, which raise OmniError alone
 given up or discarded at its consumer.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter, as_inputs
 from omni.stage import Ended, Feed, Inbound, Lease, Produced
 from omni.utils.interrupts import is_interrupt
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class RouteConsumer(Protocol):

@@ -1,14 +1,14 @@
 """Usage, counters and longest prompts of the stages of an engine, as their workers report them."""
 
-import logging
 from collections.abc import Mapping
 
 from omni.engine.faults import checked_numbers
 from omni.engine.orchestrator import Orchestrator
 from omni.errors import OmniError, plugin_call
 from omni.stage import StageUsage, StageWorker
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class StageStats:

@@ -1,6 +1,5 @@
 """Compiles the kernels of an engine's stages while their weights are loaded."""
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +21,9 @@ from omni.kernels import (
     VariantRecorder,
 )
 from omni.stage import LoadedStage, WarmStage, most_rows
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 Load = Callable[[Device, str], LoadedStage]
 """Loads a stage, by name, onto a device without memory."""

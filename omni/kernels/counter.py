@@ -1,11 +1,12 @@
 """Counts the kernels that this process compiles itself."""
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_log = logging.getLogger(__name__)
+from omni.utils.log import safe_logger
+
+_log = safe_logger(__name__)
 
 
 class CompileCounter:

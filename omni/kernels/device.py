@@ -1,6 +1,5 @@
 """A device that runs no launch, and records the kernels that launches need on another device."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -11,8 +10,9 @@ from omni.device.kernel_choice import kernels_of
 from omni.device.meta import MetaDevice
 from omni.kernels.recorder import VariantRecorder
 from omni.kernels.shape_rules import ShapeRules
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class RecordingDevice(MetaDevice):

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import os
 import pickle
 import signal
@@ -21,9 +20,10 @@ import torch
 from omni.kernels.compiler import Packet, Task
 from omni.kernels.variant import Variant
 from omni.utils.interpreter import CAN_START
+from omni.utils.log import safe_logger
 from omni.utils.sockets import packet_pair
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _MOST = 32
 """Processes: a start has a few hundred variants, and the slowest one bounds it."""

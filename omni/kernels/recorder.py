@@ -1,6 +1,5 @@
 """Records the variants of Triton kernels that a thread launches."""
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -12,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from omni.kernels.variant import ALIGNMENT, Parameters, Variant
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _recorder: ContextVar["VariantRecorder | None"] = ContextVar("recorder", default=None)
 _lock = threading.Lock()

@@ -1,6 +1,5 @@
 """Sums over ranks through the memory of their devices, which map each other's."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,8 +10,9 @@ from torch._C._distributed_c10d import Store
 
 from omni.device import SyncPoint, cuda_driver, may_sync
 from omni.device.cuda_driver import CudaError
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 MOST_BYTES = 512 * 2**10
 """Larger sums are bound by bandwidth, and NCCL moves each byte once."""

@@ -1,7 +1,6 @@
 """The operating system's process of an engine."""
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -13,9 +12,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
+from omni.utils.log import safe_logger
 from omni.utils.sockets import packet_pair
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """These signals may reach both processes. The user's process alone handles them, and the engine's process ends with it."""
@@ -82,8 +82,8 @@ class EngineProcess:
         """Waits for the end, for a while, then kills the process. Returns its status, as `subprocess` has it."""
         self._thread.join(_EXIT_SECONDS)
         if self._thread.is_alive():
-            _log.error("the engine's process %d did not exit and is killed", self.pid)
             self.kill()
+            _log.error("the engine's process %d did not exit and is killed", self.pid)
             self._thread.join()
         status = self._process.returncode
         assert status is not None

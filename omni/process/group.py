@@ -1,7 +1,6 @@
 """Engines in processes of their own, one for each place: splits requests among them."""
 
 import itertools
-import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -35,8 +34,9 @@ from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 from omni.timeline.export import write_trace
 from omni.timeline.merge import merge
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class EngineGroup:

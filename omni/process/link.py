@@ -1,6 +1,5 @@
 """The messages between two engines in processes of their own."""
 
-import logging
 import socket
 from collections.abc import Callable, Sequence
 
@@ -8,8 +7,9 @@ import msgspec
 
 from omni.engine.peer_messages import LinkClosed, PeerMessage, lost_piece
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):

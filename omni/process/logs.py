@@ -4,8 +4,7 @@ import logging
 from collections.abc import Callable
 
 from omni.process.messages import LogRecordOut
-
-_log = logging.getLogger(__name__)
+from omni.utils.log import safe_logger
 
 
 class LogSender(logging.Handler):
@@ -27,9 +26,4 @@ class LogSender(logging.Handler):
 
 def show(record: LogRecordOut) -> None:
     """Passes a record of the engine's process to the logging of this one."""
-    logger = logging.getLogger(record.logger)
-    if logger.isEnabledFor(record.level):
-        try:
-            logger.log(record.level, "%s", record.text)
-        except Exception:  # of a handler of the user's
-            _log.exception("a log record cannot be shown")
+    safe_logger(record.logger).log(record.level, "%s", record.text)

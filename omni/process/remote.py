@@ -1,6 +1,5 @@
 """One engine in a process of its own, as the user's process sees it."""
 
-import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -43,8 +42,9 @@ from omni.process.send_queue import SendQueue
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 from omni.timeline.trace import Trace
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _CLOSE_SECONDS = 90.0
 """Seconds from `Close` until a process that has not closed is killed: its device may hang, or all of it. Longer than a step may
@@ -312,9 +312,9 @@ class RemoteEngine:
             # A lost rank is one that has ended, or hangs. This process is sound, and its frames say nothing.
             _log.error("%s", error, exc_info=None if self.lost_rank else failed)
         except BaseException as unexpected:  # no request may wait for ever
+            self._process.kill()
             _log.exception("the engine's outputs cannot be taken")
             error = StageError("engine", "taking its outputs", error_text(unexpected))
-            self._process.kill()
         finally:
             try:
                 self._end(error, died)
@@ -385,14 +385,16 @@ class RemoteEngine:
         return LostPeerError(self.name, doing, problem, self._ranks)
 
     def _end(self, error: StageError, died: bool) -> None:
-        if died:
-            error = self._on_death(fresh(error))
-        sinks = self._open_requests.refuse(error)
-        self._queries.refuse()
-        for sink in sinks:
-            sink.finish(RequestFailed(self._open_requests.failure or error))
-        self._queries.close()
-        self._release()
+        try:
+            if died:
+                error = self._on_death(fresh(error))
+            sinks = self._open_requests.refuse(error)
+            self._queries.refuse()
+            for sink in sinks:
+                sink.finish(RequestFailed(self._open_requests.failure or error))
+        finally:
+            self._queries.close()
+            self._release()
 
     def _release(self) -> None:
         """Waits for the end of the process and frees its memory here. Idempotent."""

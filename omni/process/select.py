@@ -1,6 +1,5 @@
 """Whether the engine runs in a process of its own, and the threads of torch there."""
 
-import logging
 import os
 from collections.abc import Sequence
 
@@ -9,8 +8,9 @@ import torch
 from omni.engine import EngineOptions, device_of
 from omni.errors import ConfigError
 from omni.utils.interpreter import CAN_START
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _NEEDS = "it needs Linux, and the executable of a Python interpreter"
 

@@ -1,6 +1,5 @@
 """The engine process's end of the channel: the command queue of the engine's loop."""
 
-import logging
 import os
 import select
 import socket
@@ -40,8 +39,9 @@ from omni.process.messages import (
     Turn,
 )
 from omni.sampling import HostRules, TextRules
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 EngineEnd = Channel[FromEngine, ToEngine]
 

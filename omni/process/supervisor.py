@@ -26,8 +26,9 @@ from omni.process.select import threads_of
 from omni.process.start_group import LOST_RANK_SECONDS, PlacedEngine, StartGroup, rounds_of, wait_ready
 from omni.process.stop_watch import STOPPED_SECONDS, StoppedEngineWatch, start_watching
 from omni.utils.closing import ClosingSteps
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _STEADY_SECONDS = 60.0
 """An engine that ran this long before its process ended is given all its restarts again."""
@@ -245,14 +246,14 @@ class EngineSupervisor:
             ended, problem = other.engine, f"its connection to {placed.place} has ended"
             ranks = self._placement.rank_names(other.place)
             other.up, other.lost = False, LostPeerError(", ".join(other.stages), "running", problem, ranks)
-        _report(logging.WARNING, f"{other.place}: {problem}; its process is started again")
+        _log.log(logging.WARNING, f"{other.place}: {problem}; its process is started again")
         ended.give_up()
 
     def _restart(self, group: StartGroup) -> None:
         while (error := self._lost(group)) is not None:
             delay = restart_delay(self._options.restart_seconds, group.restarts)
             group.restarts += 1
-            _report(logging.WARNING, f"{group.name}: {error}; it is started again in {delay:.1f} s")
+            _log.log(logging.WARNING, f"{group.name}: {error}; it is started again in {delay:.1f} s")
             if self.closing.wait(delay):
                 continue
             try:
@@ -280,7 +281,7 @@ class EngineSupervisor:
             self._restarting.remove(threading.current_thread())
         if group.engines[0].failure is not None:
             # Without the lock: a log handler may ask the engines, whose listeners take it.
-            _report(logging.ERROR, f"{group.name}: {group.engines[0].failure}")
+            _log.log(logging.ERROR, f"{group.name}: {group.engines[0].failure}")
         return None
 
     def _replace(self, group: StartGroup) -> None:
@@ -335,12 +336,6 @@ class EngineSupervisor:
         early, self._early = self._early, None
         if early is not None:
             early.kill()
-
-
-def _report(level: int, message: str) -> None:
-    """Logs a message. Errors of log handlers are ignored, since requests wait for the thread."""
-    with suppress(Exception):
-        _log.log(level, "%s", message)
 
 
 def restart_delay(seconds: float, restarts: int) -> float:

@@ -1,7 +1,6 @@
 """The present work of the stages, read from the engine's counters a few times a second while someone watches."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
@@ -12,8 +11,9 @@ from omni.api import AsyncOmni
 from omni.errors import OmniError, shortened
 from omni.serve.errors import ENGINE_FAILED
 from omni.serve.limits import ServeLimits
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger("omni.serve")
+_log = safe_logger("omni.serve")
 
 PERIOD_SECONDS = 0.2
 

@@ -1,7 +1,6 @@
 """Passes an HTTP request to its handler, and the response or error to the client."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -21,8 +20,9 @@ from omni.serve.limits import AnswerSlots, HeldBody
 from omni.serve.request_id import request_id_of
 from omni.serve.responses import error_response
 from omni.serve.server import Server
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger("omni.serve")
+_log = safe_logger("omni.serve")
 
 Handler = Callable[[Server, Call], Awaitable[Response]]
 """May raise any OmniError, which becomes a response. It is cancelled when the client disconnects."""

@@ -1,14 +1,14 @@
 """Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from omni.errors import InputError, LostPeerError, OverloadedError, StageError, error_text, shortened
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger("omni.serve")
+_log = safe_logger("omni.serve")
 
 RETRY = 503
 """Status of transient errors. The SDK retries them after `Retry-After`."""

@@ -18,8 +18,9 @@ from omni.serve.options import ServeOptions
 from omni.serve.protocol import timed_protocol
 from omni.serve.server import Server
 from omni.serve.websocket_protocol import BoundedWebsocket
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger("omni.serve")
+_log = safe_logger("omni.serve")
 
 _BACKLOG = 2048
 

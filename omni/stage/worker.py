@@ -1,6 +1,5 @@
 """The common part of stage workers: a mailbox that keeps one record per request."""
 
-import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -25,11 +24,12 @@ from omni.errors import (
 from omni.sampling import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
 from omni.stage.returned import checked_moved
+from omni.utils.log import safe_logger
 from omni.utils.origin import caller, origin, with_place, worked_on
 
 RequestT = TypeVar("RequestT")
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _DOING: dict[type[Inbound], str] = {
     Feed: "taking its input",

@@ -1,6 +1,5 @@
 """Writes the timeline of an engine, from its start to its end, to a file."""
 
-import logging
 from collections.abc import Callable
 
 from omni.device import Device
@@ -9,10 +8,11 @@ from omni.timeline.export import write_trace
 from omni.timeline.timeline import Timeline
 from omni.timeline.trace import Trace
 from omni.utils.files import write_problem
+from omni.utils.log import safe_logger
 
 REMEDY = "give the name of a file in a folder that can be written"
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class TimelineFile(Timeline):

@@ -1,9 +1,9 @@
 """Closing several parts of an object, one after another."""
 
-import logging
 from collections.abc import Callable, Iterable
 
 from omni.utils.interrupts import is_interrupt
+from omni.utils.log import SafeLogger
 
 
 class ClosingSteps:
@@ -12,7 +12,7 @@ class ClosingSteps:
     Ctrl-C interrupts `run` at any point, and the next `run` repeats that step: each must allow this.
     """
 
-    def __init__(self, steps: Iterable[Callable[[], object]], log: logging.Logger, part: str) -> None:
+    def __init__(self, steps: Iterable[Callable[[], object]], log: SafeLogger, part: str) -> None:
         """part: the object that a step closes, for the log of further errors."""
         self._left = list(steps)
         self._log = log

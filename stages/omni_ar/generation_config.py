@@ -1,6 +1,5 @@
 """Sampling defaults from a checkpoint's generation_config.json, with transformers' meaning. Torch-free, as options are."""
 
-import logging
 from collections.abc import Mapping
 from functools import reduce
 from operator import or_
@@ -10,8 +9,9 @@ import msgspec
 
 from omni.errors import CheckpointError, InputError
 from omni.sampling import GREEDY, PARAMETERS, SamplingParams
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _FILE = "generation_config.json"
 _RESTORE = "correct it or download it again"

@@ -1,6 +1,5 @@
 """Stage kind `"ar"`."""
 
-import logging
 from dataclasses import replace
 from typing import Literal
 
@@ -9,6 +8,7 @@ from omni.device.meta import MetaDevice
 from omni.errors import ConfigError
 from omni.parallel import EqualRanks
 from omni.stage import StageContext, build_model
+from omni.utils.log import safe_logger
 from omni_ar.layer_ranges import measured_range
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.decoder import DecoderLayer, DecoderLayers
@@ -21,7 +21,7 @@ from omni_ar.options import MEASURED, ArOptions
 from omni_ar.run.phases import CATEGORIES
 
 declare_categories(CATEGORIES)
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class ArStageKind:

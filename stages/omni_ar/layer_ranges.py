@@ -1,18 +1,18 @@
 """Layer ranges by measured time (`ArOptions.pipeline_layers`)."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
 from omni.parallel import Ranks
 from omni.stage import StageContext
+from omni.utils.log import safe_logger
 from omni_ar.layers.decoder import decoder_of
 from omni_ar.layers.parallel import LayerRange
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _OTHER = 2**62
 """Nanoseconds, more than any step takes."""

@@ -1,6 +1,5 @@
 """A loaded autoregressive stage, before its KV blocks are allocated."""
 
-import logging
 from contextlib import AbstractContextManager
 from itertools import islice
 
@@ -11,6 +10,7 @@ from omni.errors import ConfigError
 from omni.parallel.watch import StepWatch
 from omni.sampling import GREEDY
 from omni.stage import Footprint, RowCost, StageContext, capture_progress, memory_errors, module_bytes
+from omni.utils.log import safe_logger
 from omni_ar.attention.select import select_backend
 from omni_ar.drafters import PagedDrafter
 from omni_ar.drafters.load import load_drafter
@@ -25,7 +25,7 @@ from omni_ar.run.state import block_bytes, drafter_cache
 from omni_ar.run.worker import ArWorker
 from omni_ar.sampling.resolve import check_defaults
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 _HARDLY_ANY = 3
 _BUFFERS = "the row buffers"

@@ -8,7 +8,6 @@ samples and takes bytes, once for each chunk.
 import asyncio
 import itertools
 import json
-import logging
 import os
 import signal
 import socket
@@ -25,10 +24,11 @@ import msgspec
 from omni.errors import StageError
 from omni.serve.audio.encode import Samples
 from omni.serve.audio.encoder_messages import EncodeWork, ForgetEncoder, Reply, Request
+from omni.utils.log import safe_logger
 from omni.utils.sockets import limit_wait
 from omni.utils.struct_types import STRUCT_TYPES
 
-_log = logging.getLogger("omni.serve")
+_log = safe_logger("omni.serve")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """These signals may reach all processes. The server alone handles them, and its processes end with it."""

@@ -1,7 +1,6 @@
 """`POST /v1/audio/speech`: a text, spoken. In pieces, as they are made."""
 
 import base64
-import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,8 +21,9 @@ from omni.serve.models import check_model
 from omni.serve.responses import StreamingBytes, event, event_stream
 from omni.serve.sampling import names_in_body
 from omni.serve.server import Server
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger("omni.serve")
+_log = safe_logger("omni.serve")
 
 SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 """OpenAI's, the default first."""

@@ -3,7 +3,6 @@ accept sound and write text."""
 
 import asyncio
 import io
-import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,8 +22,9 @@ from omni.serve.models import check_model
 from omni.serve.responses import event, event_stream, json_response
 from omni.serve.sampling import names_in_body, stage_sampling
 from omni.serve.server import Server
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger("omni.serve")
+_log = safe_logger("omni.serve")
 
 _ASK = "Transcribe the speech. Answer with the words that are said, and nothing else."
 _FORMATS = ("json", "text", "verbose_json")

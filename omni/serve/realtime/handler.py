@@ -1,6 +1,5 @@
 """The websocket of a session."""
 
-import logging
 import time
 from contextlib import ExitStack
 
@@ -19,8 +18,9 @@ from omni.serve.realtime.settings import first_settings
 from omni.serve.request_id import request_id_of
 from omni.serve.responses import error_response
 from omni.serve.server import Server
+from omni.utils.log import safe_logger
 
-_log = logging.getLogger("omni.serve")
+_log = safe_logger("omni.serve")
 
 _PROTOCOL = "realtime"
 """Subprotocol of clients in browsers."""

@@ -1,6 +1,5 @@
 """A complete causal text model, as a base class for families."""
 
-import logging
 from typing import Any, Unpack
 
 import torch
@@ -8,13 +7,14 @@ from torch import Tensor, nn
 
 from omni.checkpoint import load_weights
 from omni.stage import StageContext
+from omni.utils.log import safe_logger
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
 from omni_ar.layers.linear import FactoryKwargs, Linear
 from omni_ar.layers.parallel import head_shard, held_layers
 from omni_ar.layers.vocabulary import vocab_embedding, vocab_head
 from omni_ar.model import ArModel, ArShape, Batch, ExpertShape, NextTokens, PromptTokens
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 class TextModel(ArModel):

@@ -1,6 +1,5 @@
 """The worker of a rank other than 0: launches the steps of rank 0, in their order. On the CPU a launch waits for other ranks."""
 
-import logging
 from collections import deque
 from collections.abc import Mapping
 from typing import NoReturn
@@ -10,11 +9,12 @@ from omni.parallel import Ranks
 from omni.parallel.watch import StepWatch
 from omni.sampling import SamplingParams
 from omni.stage import Inbound, Outbound, StageUsage
+from omni.utils.log import safe_logger
 from omni_ar.run.launch import ForgetMessage, RankMessage, StepMessage, decode
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import SampledStep
 
-_log = logging.getLogger(__name__)
+_log = safe_logger(__name__)
 
 
 FORGET_SECONDS = 10.0
