@@ -37,8 +37,8 @@ from bench.arguments import at_least, device_here, output_file, positive_float, 
 from bench.garbage import full_collections
 from bench.listening import Crowd, SoundStream, crowd_of, listen
 from bench.report import environment, print_facts, print_table, write_json
+from bench.settings import add_settings, overrides_of, refusals_in_one_line
 from omni import AsyncOmni, SamplingParams
-from omni.config import parse_override
 from shapes import SHAPES
 from talk import TALKS
 
@@ -58,7 +58,7 @@ SpeakerFactory = Callable[[argparse.Namespace], AbstractAsyncContextManager[Spea
 @asynccontextmanager
 async def omni_speaker(arguments: argparse.Namespace) -> AsyncIterator[Speaker]:
     speech = TALKS[arguments.shape]
-    overrides = dict(map(parse_override, arguments.set))
+    overrides = overrides_of(arguments.set)
     with tempfile.TemporaryDirectory() as folder:
         SHAPES[arguments.shape](Path(folder))
         async with AsyncOmni(folder, load_format="dummy", overrides=overrides, device=arguments.device) as omni:
@@ -180,10 +180,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
     )
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings; none as shipped")
+    add_settings(parser)
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args(given)
-    crowds, started, collections = asyncio.run(measure(arguments, arguments.speaker))
+    with refusals_in_one_line():
+        crowds, started, collections = asyncio.run(measure(arguments, arguments.speaker))
     print_crowds(crowds)
     facts = environment() | {"shape": arguments.shape, "start-up s": f"{started:.1f}"}
     facts |= {"full collections": len(collections), "longest ms": f"{1000 * max(collections, default=0.0):.0f}"}
