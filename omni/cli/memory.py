@@ -146,7 +146,7 @@ def _count(
         budget=budget.bytes if budget is not None else None,
         bound=_bound(device, asked, free),
         stages={name: StageShare.of(footprint, None) for name, footprint in footprints.items()},
-        rows=_rows(division, budget, most_rows(device)) if division is not None else None,
+        rows=_rows(division, budget, device) if division is not None else None,
         problem=misfit,
     )
 
@@ -189,16 +189,18 @@ def _measure(target: Target, placement: Placement, place: str, device: Device, f
         budget=budget.bytes if budget is not None else None,
         bound=_bound(name, options.memory_bytes, free),
         stages={name: StageShare.of(footprint, memory[name]) for name, footprint in division.footprints.items()},
-        rows=_rows(division, budget, most_rows(name)),
+        rows=_rows(division, budget, name),
     )
 
 
-def _rows(division: MemoryPlan, budget: Budget | None, most: int) -> RowsReport | None:
-    derived = division.derived
+def _rows(division: MemoryPlan, budget: Budget | None, device: torch.device) -> RowsReport | None:
+    derived, most = division.derived, most_rows(device)
     if derived is None:
         return None
-    if budget is None:
+    if budget is None and device.type == "cpu":
         why = "the maximum, as nothing bounds memory"
+    elif budget is None:
+        why = f"the maximum, as the memory of {device} is unknown here"
     elif derived.rows == most:
         why = "the maximum, which fits"
     else:
@@ -236,4 +238,4 @@ def _bound(device: torch.device, asked: int | None, free: int | None) -> str:
         return f"free on {device}, minus a reserve"
     if device.type == "cpu":
         return "none on the CPU: every stage gets its maximum of rows, and pages for them"
-    return f"free on {device}, which does not exist here"
+    return f"unknown, as {device} does not exist here: give it with --set engine.memory_bytes=BYTES"

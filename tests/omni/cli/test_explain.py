@@ -225,6 +225,9 @@ def test_measuring_divides_as_an_engine_does(tiny_model: Path) -> None:
         assert share["pages"] < share["most_pages"] or not share["most_pages"]
 
 
+UNKNOWN = "unknown, as cuda:7 does not exist here: give it with --set engine.memory_bytes=BYTES"
+
+
 def rows_of(memory: Any) -> set[int]:
     return {memory["stages"][name]["rows"] for name in ("thinker", "talker", "code2wav") if name in memory["stages"]}
 
@@ -272,6 +275,15 @@ def test_the_report_says_how_rows_follow_from_memory(tiny_model: Path) -> None:
     header = "STAGE BYTES PER ROW PAGES PER ROW BYTES OF ALL ROWS LEFT FOR THE PREFIX CACHE"
     talker = next(line for line in text[text.index(header) :] if line.startswith("talker "))
     assert talker.replace(",", "").split()[1:] == [str(stages["talker"][part]) for part in stages["talker"]]
+
+
+def test_unknown_memory_is_not_called_unbounded(tiny_model: Path) -> None:
+    found = memory_of(report(tiny_model, "--device", "cuda:7"))
+    assert (found["budget"], found["bound"], found["rows"]["rows"]) == (None, UNKNOWN, 128)
+    text = [line.strip() for line in call(tiny_model, "--device", "cuda:7").stdout.splitlines()]
+    assert f"pool: {UNKNOWN}" in text
+    assert "rows: 128 of at most 128: the maximum, as the memory of cuda:7 is unknown here" in text
+    assert not [line for line in text if "nothing bounds" in line]
 
 
 def test_measured_rows_are_those_of_an_engine(tiny_model: Path) -> None:
@@ -359,7 +371,7 @@ def test_each_stage_is_measured_on_the_device_of_its_place(tiny_model: Path, mon
 def test_memory_is_counted_by_place_without_the_devices(tiny_model: Path) -> None:
     found = report(tiny_model, *SET, "--place", "talker=cuda:7")["memory"]
     assert set(found["cuda:7"]["stages"]) == {"talker"}
-    assert found["cuda:7"]["bound"] == "free on cuda:7, which does not exist here"
+    assert found["cuda:7"]["bound"] == UNKNOWN
     assert "talker" not in found["cpu"]["stages"]
 
 
@@ -386,7 +398,7 @@ def test_a_device_that_is_elsewhere_can_be_asked_for(tiny_model: Path) -> None:
     found = report(tiny_model, "--device", "cuda:7")
     on_cpu = report(tiny_model, "--device", "cpu")
     assert (found["device"], found["dtype"]) == ("cuda:7", "bfloat16")
-    assert memory_of(found)["bound"] == "free on cuda:7, which does not exist here"
+    assert memory_of(found)["bound"] == UNKNOWN
     thinker, same = (memory_of(each)["stages"]["thinker"]["weights"] for each in (found, on_cpu))
     assert same / 2 <= thinker < same
 
