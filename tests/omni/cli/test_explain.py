@@ -234,6 +234,7 @@ def rows_of(memory: Any) -> set[int]:
 
 QUICK = {"thinker.max_model_len": 256, "talker.max_model_len": 256, "code2wav.chunk_frames": 2}
 QUICK_SET = [word for path, value in QUICK.items() for word in ("--set", f"{path}={value}")]
+ROWS_HEADER = "STAGE ROWS ORIGIN BYTES PER ROW PAGES PER ROW BYTES OF ALL ROWS LEFT FOR THE PREFIX CACHE"
 SET_OF_ROWS = [word for stage in ("thinker", "talker", "code2wav") for word in ("--set", f"{stage}.max_num_seqs=4")]
 
 
@@ -272,9 +273,31 @@ def test_the_report_says_how_rows_follow_from_memory(tiny_model: Path) -> None:
     assert 0 <= budget - used < sum(share["page_bytes"] for share in few["stages"].values())
     text = [" ".join(line.split()) for line in call(*bounded, f"engine.memory_bytes={budget}").stdout.splitlines()]
     assert f"rows: {rows['rows']} of at most 128, before the working memory of steps: {rows['why']}" in text
-    header = "STAGE BYTES PER ROW PAGES PER ROW BYTES OF ALL ROWS LEFT FOR THE PREFIX CACHE"
-    talker = next(line for line in text[text.index(header) :] if line.startswith("talker "))
-    assert talker.replace(",", "").split()[1:] == [str(stages["talker"][part]) for part in stages["talker"]]
+    table = text[text.index(ROWS_HEADER) :]
+    talker = next(line for line in table if line.startswith("talker "))
+    row = stages["talker"]
+    assert row.pop("chosen") is False
+    assert talker.replace(",", "").replace(" from memory ", " ").split()[1:] == list(map(str, row.values()))
+
+
+def test_rows_that_the_user_set_are_in_the_table_of_rows(tiny_model: Path) -> None:
+    chosen = [*QUICK_SET, "--set", "thinker.max_num_seqs=3", "--set", "engine.memory_bytes=10000000000"]
+    found = memory_of(report(tiny_model, *chosen, "--device", "cuda"))
+    stages, shares = found["rows"]["stages"], found["stages"]
+    assert {name: (row["rows"], row["chosen"]) for name, row in stages.items()} == {
+        "thinker": (3, True),
+        "talker": (128, False),
+        "code2wav": (128, False),
+    }
+    thinker, share = stages["thinker"], shares["thinker"]
+    assert thinker["row_bytes"] > 0
+    assert thinker["typical"] == 3 * (thinker["row_bytes"] + 16 * share["page_bytes"])
+    # Of a request, a typical length is the full one here, and the cache has the pages of the other rows of the maximum.
+    assert thinker["free"] == 125 * 16 * share["page_bytes"]
+    text = [" ".join(line.split()) for line in call(tiny_model, *chosen, "--device", "cuda").stdout.splitlines()]
+    row = text[text.index(ROWS_HEADER) + 1]
+    assert row.startswith("thinker 3 set by the user ")
+    assert row.endswith(f" {thinker['typical']:,} {thinker['free']:,}")
 
 
 def test_unknown_memory_is_not_called_unbounded(tiny_model: Path) -> None:
