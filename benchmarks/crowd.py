@@ -15,30 +15,37 @@ and the sizes of chunks. Recording costs time, so the numbers of such a run are 
 After the start omni rests for `--rest` seconds, in which it makes the captures that its start has deferred. `--rest 0` measures
 from the start on: the first answers then wait for captures.
 
-The facts below the table have the full garbage collections of this program after the start: it reads no chunk meanwhile.
+A request that raises an error or gives no sound has failed. Column `failed` counts them, those of the row's warm-up included; all
+other numbers are of the other streams. After the table, the script prints the first error and ends with status 1.
+
+The facts below the table have the full garbage collections of this program after the start: it reads no chunk meanwhile; and at the
+end of the run the objects that are excluded from collection.
 
 Another system takes omni's place with `--speaker MODULE:FUNCTION`: `(arguments) -> AsyncContextManager[Speaker]`, where a
-`Speaker` is called with a prompt and a seed, and gives the seconds of each chunk as it arrives. `--shape` and `--set` are omni's.
+`Speaker` is called with a prompt and a seed, and gives the seconds of each chunk as it arrives. The module may be in the working
+directory, which is last on Python's path. `--shape` and `--set` are omni's, and no device is needed.
 """
 
 import argparse
 import asyncio
+import gc
 import importlib
 import random
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
-from bench.arguments import at_least, device_here, output_file, positive_float, positive_int
+from bench.arguments import at_least, need_cuda, output_file, positive_float, positive_int
 from bench.garbage import full_collections
 from bench.listening import Crowd, SoundStream, crowd_of, listen
 from bench.report import environment, print_facts, print_table, write_json
+from bench.settings import add_settings, overrides_of, refusals_in_one_line
 from omni import AsyncOmni, SamplingParams
-from omni.config import parse_override
 from shapes import SHAPES
 from talk import TALKS
 
@@ -55,10 +62,53 @@ class Speaker(Protocol):
 SpeakerFactory = Callable[[argparse.Namespace], AbstractAsyncContextManager[Speaker]]
 
 
+@dataclass(frozen=True, slots=True)
+class OtherSystem:
+    """name: `MODULE:FUNCTION`."""
+
+    name: str
+    open: SpeakerFactory
+
+
+@dataclass(frozen=True, slots=True)
+class CrowdRow:
+    """crowd: of the requests that succeeded; None without any. errors: of those that failed."""
+
+    name: str
+    crowd: Crowd | None
+    errors: tuple[Exception, ...]
+
+    @classmethod
+    def of(cls, name: str, answers: Iterable[SoundStream | Exception], warm_up: Iterable[Exception] = ()) -> "CrowdRow":
+        streams, errors = list[SoundStream](), list(warm_up)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                errors.append(answer)
+            else:
+                streams.append(answer)
+        return cls(name, crowd_of(streams) if streams else None, tuple(errors))
+
+    def as_json(self) -> dict[str, object]:
+        numbers = dict.fromkeys(field.name for field in fields(Crowd)) | {"streams": 0}
+        if self.crowd is not None:
+            numbers = asdict(self.crowd)
+        return {"at once": self.name, "failed": len(self.errors)} | numbers
+
+
+@dataclass(frozen=True, slots=True)
+class CrowdRun:
+    """started: seconds of the start. collections: of each full garbage collection after it. frozen: objects excluded from them."""
+
+    rows: list[CrowdRow]
+    started: float
+    collections: list[float]
+    frozen: int
+
+
 @asynccontextmanager
 async def omni_speaker(arguments: argparse.Namespace) -> AsyncIterator[Speaker]:
     speech = TALKS[arguments.shape]
-    overrides = dict(map(parse_override, arguments.set))
+    overrides = overrides_of(arguments.set)
     with tempfile.TemporaryDirectory() as folder:
         SHAPES[arguments.shape](Path(folder))
         async with AsyncOmni(folder, load_format="dummy", overrides=overrides, device=arguments.device) as omni:
@@ -85,85 +135,96 @@ def prompt_of(salt: int) -> str:
     )
 
 
-async def closed_loop(speak: Speaker, listeners: int, turns: int, salt: int) -> list[SoundStream]:
+async def attempt(speak: Speaker, salt: int) -> SoundStream | Exception:
+    """One request: its stream, or the error with which it failed."""
+    try:
+        return await listen(speak(prompt_of(salt), salt))
+    except Exception as error:  # a system may raise anything; all other requests count nevertheless
+        return error
+
+
+async def closed_loop(speak: Speaker, listeners: int, turns: int, salt: int) -> list[SoundStream | Exception]:
     """This number of listeners at once, each with `turns` requests in a row."""
 
-    async def listener(index: int) -> list[SoundStream]:
-        salts = range(salt + index * turns, salt + (index + 1) * turns)
-        return [await listen(speak(prompt_of(one), one)) for one in salts]
+    async def listener(index: int) -> list[SoundStream | Exception]:
+        return [await attempt(speak, one) for one in range(salt + index * turns, salt + (index + 1) * turns)]
 
     each = await asyncio.gather(*(listener(index) for index in range(listeners)))
-    return [stream for streams in each for stream in streams]
+    return [answer for answers in each for answer in answers]
 
 
-async def arrivals(speak: Speaker, per_second: float, seconds: float, salt: int) -> list[SoundStream]:
-    """Requests that arrive at random, by a seed."""
+async def arrivals(speak: Speaker, per_second: float, seconds: float, salt: int) -> list[SoundStream | Exception]:
+    """Requests that arrive at random, by a seed: none if the first arrival is later than `seconds`."""
     gaps, begin, at = random.Random(salt), time.perf_counter(), 0.0
-    streams: list[asyncio.Task[SoundStream]] = []
+    answers: list[asyncio.Task[SoundStream | Exception]] = []
     while (at := at + gaps.expovariate(per_second)) < seconds:
         await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
-        streams.append(asyncio.create_task(listen(speak(prompt_of(salt + len(streams)), salt + len(streams)))))
-    return list(await asyncio.gather(*streams))
+        answers.append(asyncio.create_task(attempt(speak, salt + len(answers))))
+    return list(await asyncio.gather(*answers))
 
 
-async def measure(
-    arguments: argparse.Namespace, open_speaker: SpeakerFactory
-) -> tuple[dict[str, Crowd], float, list[float]]:
-    """By the name of a row; the seconds of the start; and those of each full garbage collection after it."""
-    start, found, salt = time.perf_counter(), dict[str, Crowd](), 1_000_000
+async def measure(arguments: argparse.Namespace, open_speaker: SpeakerFactory) -> CrowdRun:
+    start, rows, salt = time.perf_counter(), list[CrowdRow](), 1_000_000
     async with open_speaker(arguments) as speak:
         started = time.perf_counter() - start
         with full_collections() as collections:
             for listeners in arguments.at_once:
-                await closed_loop(speak, listeners, 1, salt)  # warms up
+                warm_up = await closed_loop(speak, listeners, 1, salt)
                 salt += 1_000_000
-                found[str(listeners)] = crowd_of(await closed_loop(speak, listeners, arguments.turns, salt))
+                answers = await closed_loop(speak, listeners, arguments.turns, salt)
+                failed = [answer for answer in warm_up if isinstance(answer, Exception)]
+                rows.append(CrowdRow.of(str(listeners), answers, failed))
                 salt += 1_000_000
             if arguments.arrivals is not None:
-                streams = await arrivals(speak, arguments.arrivals, arguments.seconds, salt)
-                found[f"{arguments.arrivals:g} a second"] = crowd_of(streams)
-    return found, started, collections
+                answers = await arrivals(speak, arguments.arrivals, arguments.seconds, salt)
+                rows.append(CrowdRow.of(f"{arguments.arrivals:g} a second", answers))
+        frozen = gc.get_freeze_count()  # before the end, at which omni includes its objects again
+    return CrowdRun(rows, started, collections, frozen)
 
 
-def print_crowds(crowds: dict[str, Crowd]) -> None:
+_NUMBERS = ("speech s/s", "first audio p50 ms", "p95", "max", "RTF", "least slack s", "p5", "gaps", "chunks s")
+
+
+def print_crowds(rows: Sequence[CrowdRow]) -> None:
     print_table(
-        (
-            "at once",
-            "streams",
-            "speech s/s",
-            "first audio p50 ms",
-            "p95",
-            "max",
-            "RTF",
-            "least slack s",
-            "p5",
-            "gaps",
-            "chunks s",
-        ),
-        [
-            (
-                name,
-                one.streams,
-                f"{one.sound_per_second:.1f}",
-                *(f"{1000 * each:.0f}" for each in (one.first_audio_p50, one.first_audio_p95, one.first_audio_max)),
-                f"{one.rtf:.3f}",
-                *("" if each is None else f"{each:.2f}" for each in (one.least_slack, one.slack_p5)),
-                one.gaps,
-                " ".join(f"{each:.2f}" for each in one.chunks),
-            )
-            for name, one in crowds.items()
-        ],
+        ("at once", "streams", "failed", *_NUMBERS),
+        [(row.name, row.crowd.streams if row.crowd else 0, len(row.errors), *numbers_of(row.crowd)) for row in rows],
     )
 
 
-def speaker_named(name: str) -> SpeakerFactory:
-    """The type of an argument."""
+def numbers_of(crowd: Crowd | None) -> tuple[object, ...]:
+    """The cells of `_NUMBERS`."""
+    if crowd is None:
+        return ("-",) * len(_NUMBERS)
+    first = (crowd.first_audio_p50, crowd.first_audio_p95, crowd.first_audio_max)
+    return (
+        f"{crowd.sound_per_second:.1f}",
+        *(f"{1000 * each:.0f}" for each in first),
+        f"{crowd.rtf:.3f}",
+        *("" if each is None else f"{each:.2f}" for each in (crowd.least_slack, crowd.slack_p5)),
+        crowd.gaps,
+        " ".join(f"{each:.2f}" for each in crowd.chunks),
+    )
+
+
+def end_if_any_failed(rows: Sequence[CrowdRow]) -> None:
+    """Ends the script with status 1 and one line."""
+    errors = [error for row in rows for error in row.errors]
+    if errors:
+        first = " ".join(f"{type(errors[0]).__name__}: {errors[0]}".split())
+        raise SystemExit(f"failed requests: {len(errors)}; the first: {first}")
+
+
+def speaker_named(name: str) -> OtherSystem:
+    """The type of an argument. Its module may be in the working directory, which is last on Python's path from then on."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
     module, _, function = name.partition(":")
     try:
-        found: SpeakerFactory = getattr(importlib.import_module(module), function)
+        return OtherSystem(name, getattr(importlib.import_module(module), function))
     except (ImportError, ValueError, AttributeError) as error:
         raise argparse.ArgumentTypeError(f"{name!r} is no MODULE:FUNCTION: {error}") from None
-    return found
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -176,19 +237,26 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--arrivals", type=positive_float, help="requests a second that arrive at random")
     parser.add_argument("--seconds", type=positive_float, default=60.0, help="of arrivals")
     parser.add_argument("--rest", type=at_least(0), default=10, help="seconds after the start")
-    parser.add_argument("--speaker", type=speaker_named, default=omni_speaker, help="MODULE:FUNCTION of another system")
-    parser.add_argument(
-        "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
-    )
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings; none as shipped")
+    another = "MODULE:FUNCTION of another system; the module may be in the working directory"
+    parser.add_argument("--speaker", type=speaker_named, help=another)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    add_settings(parser)
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args(given)
-    crowds, started, collections = asyncio.run(measure(arguments, arguments.speaker))
-    print_crowds(crowds)
-    facts = environment() | {"shape": arguments.shape, "start-up s": f"{started:.1f}"}
-    facts |= {"full collections": len(collections), "longest ms": f"{1000 * max(collections, default=0.0):.0f}"}
+    speaker: OtherSystem | None = arguments.speaker
+    if speaker is None and arguments.device == "cuda":
+        need_cuda("--shape tiny-omni --device cpu runs on the CPU")
+    with refusals_in_one_line():
+        run = asyncio.run(measure(arguments, omni_speaker if speaker is None else speaker.open))
+    print_crowds(run.rows)
+    measured = {"shape": arguments.shape} if speaker is None else {"speaker": speaker.name}
+    facts: dict[str, object] = {**environment(), **measured, "start-up s": f"{run.started:.1f}"}
+    facts["full collections"] = len(run.collections)
+    facts["longest ms"] = f"{1000 * max(run.collections, default=0.0):.0f}"
+    facts["objects excluded from collection"] = run.frozen
     print_facts(facts)
-    write_json(arguments.json, [{"at once": name} | asdict(one) for name, one in crowds.items()], facts)
+    write_json(arguments.json, [row.as_json() for row in run.rows], facts)
+    end_if_any_failed(run.rows)
 
 
 if __name__ == "__main__":

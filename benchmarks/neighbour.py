@@ -39,9 +39,9 @@ from bench.neighbours import Neighbours
 from bench.report import environment, print_facts, print_table, write_json
 from bench.request_media import RequestMedia
 from bench.served import serving, sounds
+from bench.settings import add_settings, overrides_of, refusals_in_one_line
 from omni import AsyncOmni, SamplingParams
 from omni.checkpoint import Checkpoint
-from omni.config import parse_override
 from omni.frontend.build import build_frontend
 from omni.timeline.read import read_trace
 from omni.timeline.report import Spread, decoding_of
@@ -129,7 +129,7 @@ def summary(neighbour: str, heard: list[Heard]) -> NeighbourRun:
 
 
 async def measure(arguments: argparse.Namespace, folder: str, speech: FamilySpeech) -> tuple[list[NeighbourRun], float]:
-    overrides = {"engine.process": arguments.process} | dict(map(parse_override, arguments.set))
+    overrides = {"engine.process": arguments.process} | overrides_of(arguments.set)
     given = {"device": arguments.device, "timeline": arguments.timeline}
     start = time.perf_counter()
     runs = []
@@ -270,13 +270,11 @@ def main() -> None:
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
     )
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings, such as talker.place=cuda:1"
-    )
+    add_settings(parser, "settings, such as talker.place=cuda:1")
     parser.add_argument("--serve", action="store_true", help="send the requests to `omni serve` too")
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, refusals_in_one_line():
         SHAPES[arguments.shape](Path(folder))
         runs, started = asyncio.run(measure(arguments, folder, TALKS[arguments.shape]))
         served = asyncio.run(measure_server(arguments, folder, TALKS[arguments.shape])) if arguments.serve else []

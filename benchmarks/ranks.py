@@ -37,6 +37,7 @@ import numpy as np
 from bench.arguments import device_here, output_file, output_folder, positive_int
 from bench.floors import uniform_experts
 from bench.report import environment, print_facts, print_table, write_json
+from bench.settings import add_settings, overrides_of, refusals_in_one_line
 from omni import Omni
 from omni.frontend.base import Chat, Prepared, TextPart
 from omni.payload import Payload
@@ -95,7 +96,7 @@ def opened(folder: str, arguments: argparse.Namespace, ranks: int, way: str, tim
         f"{stage}.expert_parallel": way == "expert" and ranks > 1,
         "engine.process": "process",
     }
-    overrides |= dict(setting.split("=", 1) for setting in (arguments.set if ranks > 1 else []))
+    overrides |= overrides_of(arguments.set if ranks > 1 else [])
     return Omni(
         folder,
         load_format="dummy",
@@ -210,7 +211,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=positive_int, default=64, help="tokens of each prompt")
     parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--ways", choices=("tensor", "expert", "pipeline"), nargs="+", default=["tensor"])
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of several ranks; none as shipped")
+    add_settings(parser, "of several ranks; none as shipped")
     parser.add_argument("--timeline", type=output_folder)
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
@@ -218,7 +219,7 @@ def main() -> None:
     parser.add_argument("--json", type=output_file)
     arguments = parser.parse_args()
     ways = [(ranks, way) for ranks in arguments.ranks for way in (arguments.ways if ranks > 1 else ["tensor"])]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, refusals_in_one_line():
         SHAPES[arguments.shape](Path(folder))
         runs = [run for ranks, way in ways for run in measure(folder, arguments, ranks, way)]
         for ranks, way in ways if arguments.timeline is not None else ():

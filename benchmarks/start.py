@@ -35,6 +35,7 @@ from typing import Any
 
 from bench.arguments import device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
+from bench.settings import add_settings, overrides_of
 from shapes import SHAPES
 
 _BENCHMARKS = Path(__file__).parent
@@ -76,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     what.add_argument("--model", type=Path, help="a folder with its weights")
     parser.add_argument("--starts", type=positive_int, default=2, help="the first with empty caches")
     parser.add_argument("--device", type=device_here("--shape tiny-omni --device cpu"), default="cuda")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings; none as shipped")
+    add_settings(parser)
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args(argv)
-    overrides = dict(each.split("=", 1) for each in arguments.set)
+    overrides = overrides_of(arguments.set)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model, load_format = arguments.model, "auto"

@@ -25,9 +25,9 @@ import torch
 
 from bench.arguments import device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
+from bench.settings import add_settings, overrides_of, refusals_in_one_line
 from bench.targets import RTF, Goal, bounds, verdict
 from omni import Omni, Result, SamplingParams
-from omni.config import parse_override
 from shapes import SHAPES
 
 
@@ -156,18 +156,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
     parser.add_argument("--timeline", type=output_file, help="record all of it here")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings; none as shipped")
+    add_settings(parser)
     parser.add_argument(
         "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
     )
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     given = {"device": arguments.device, "timeline": arguments.timeline}
-    overrides = dict(map(parse_override, arguments.set)) | ({"engine.graphs": False} if arguments.eager else {})
+    overrides = overrides_of(arguments.set) | ({"engine.graphs": False} if arguments.eager else {})
     speech = TALKS[arguments.shape]
     frames = round(_SECONDS * speech.second) if arguments.frames is None else arguments.frames
     rounds = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, refusals_in_one_line():
         SHAPES[arguments.shape](Path(folder))
         start = time.perf_counter()
         with Omni(folder, load_format="dummy", overrides=overrides, **given) as omni:

@@ -12,9 +12,14 @@ def main() -> None:
     """Arguments of the command: JSON of the keyword arguments of `Omni`, and the moment at which the process was started."""
     given, started = json.loads(sys.argv[1]), float(sys.argv[2])
     from omni import Omni, SamplingParams
+    from omni.errors import ConfigError
 
     imported = time.monotonic()
-    with Omni(**given) as omni:
+    try:
+        opened = Omni(**given)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+    with opened as omni:
         ready = time.monotonic()
         first: dict[str, float] = {}
         # To the first output of each kind. It captures its steps on the way.

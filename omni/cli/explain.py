@@ -295,12 +295,17 @@ def _rows(memory: MemoryReport) -> Iterator[str]:
         return
     if rows.stages:
         yield ""
-        header = ("STAGE", "BYTES PER ROW", "PAGES PER ROW", "BYTES OF ALL ROWS", "LEFT FOR THE PREFIX CACHE")
+        parts = ("BYTES PER ROW", "PAGES PER ROW", "BYTES OF ALL ROWS", "LEFT FOR THE PREFIX CACHE")
         numbers = [
-            (name, *map(_number, (row.row_bytes, row.row_pages, row.typical, row.free)))
+            (
+                name,
+                _number(row.rows),
+                "set by the user" if row.chosen else "from memory",
+                *map(_number, (row.row_bytes, row.row_pages, row.typical, row.free)),
+            )
             for name, row in rows.stages.items()
         ]
-        yield from columns([header, *numbers], right=(1, 2, 3, 4))
+        yield from columns([("STAGE", "ROWS", "ORIGIN", *parts), *numbers], right=(1, 3, 4, 5, 6))
     bound = "" if memory.measured or memory.budget is None else ", before the working memory of steps"
     yield f"  rows: {rows.rows} of at most {rows.most}{bound}: {rows.why}"
 

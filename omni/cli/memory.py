@@ -12,7 +12,7 @@ from omni.device.meta import MetaDevice
 from omni.engine import Placement, StageMemory, device_of, load_stages, measure_stages
 from omni.engine.cut import CutStages
 from omni.engine.memory import Budget, DeviceShare, budget_of
-from omni.engine.rows import MemoryPlan, divide_memory, footprints_of
+from omni.engine.rows import MemoryPlan, chosen_costs, divide_memory, footprints_of
 from omni.errors import ConfigError
 from omni.stage import Footprint, InsufficientMemoryError, LoadedStage, RowCost, most_rows
 
@@ -54,10 +54,12 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a stage has its number of rows. row_bytes, row_pages: of fixed memory for each row, and of a request of typical length.
-    typical: bytes of all rows with such requests. free: bytes of pages beyond them, for the prefix cache and longer requests;
-    an upper limit unless measured."""
+    """The rows of a stage. chosen: whether the user set their number; else it follows from memory. row_bytes, row_pages: of fixed
+    memory for each row, and of a request of typical length. typical: bytes of all rows with such requests. free: bytes of pages
+    beyond them, for the prefix cache and longer requests; an upper limit unless measured."""
 
+    rows: int
+    chosen: bool
     row_bytes: int
     row_pages: int
     typical: int
@@ -65,7 +67,8 @@ class RowShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of rows that follows from memory. stages: those with it; empty where memory has no bound. most: the maximum."""
+    """The number of rows that follows from memory. stages: those with rows, also if the user set their number; empty where memory
+    has no bound. most: the maximum."""
 
     rows: int
     most: int
@@ -146,7 +149,7 @@ def _count(
         budget=budget.bytes if budget is not None else None,
         bound=_bound(device, asked, free),
         stages={name: StageShare.of(footprint, None) for name, footprint in footprints.items()},
-        rows=_rows(division, budget, most_rows(device)) if division is not None else None,
+        rows=_rows(own, division, budget, device) if division is not None else None,
         problem=misfit,
     )
 
@@ -189,16 +192,22 @@ def _measure(target: Target, placement: Placement, place: str, device: Device, f
         budget=budget.bytes if budget is not None else None,
         bound=_bound(name, options.memory_bytes, free),
         stages={name: StageShare.of(footprint, memory[name]) for name, footprint in division.footprints.items()},
-        rows=_rows(division, budget, most_rows(name)),
+        rows=_rows(loaded, division, budget, name),
     )
 
 
-def _rows(division: MemoryPlan, budget: Budget | None, most: int) -> RowsReport | None:
-    derived = division.derived
+def _rows(
+    loaded: Mapping[str, LoadedStage], division: MemoryPlan, budget: Budget | None, device: torch.device
+) -> RowsReport | None:
+    derived, most = division.derived, most_rows(device)
     if derived is None:
         return None
-    if budget is None:
+    chosen = chosen_costs(loaded) if budget is not None else {}
+    costs = {**derived.costs, **chosen}
+    if budget is None and device.type == "cpu":
         why = "the maximum, as nothing bounds memory"
+    elif budget is None:
+        why = f"the maximum, as the memory of {device} is unknown here"
     elif derived.rows == most:
         why = "the maximum, which fits"
     else:
@@ -208,15 +217,19 @@ def _rows(division: MemoryPlan, budget: Budget | None, most: int) -> RowsReport 
         most=most,
         why=why,
         stages={
-            name: _row_share(division.footprints[name], division.memory[name], cost, derived.rows)
-            for name, cost in derived.costs.items()
+            name: _row_share(footprint, division.memory[name], costs[name], name in chosen)
+            for name, footprint in division.footprints.items()
+            if name in costs
         },
     )
 
 
-def _row_share(footprint: Footprint, memory: StageMemory, cost: RowCost, rows: int) -> RowShare:
+def _row_share(footprint: Footprint, memory: StageMemory, cost: RowCost, chosen: bool) -> RowShare:
+    rows = footprint.rows or 0
     pages = rows * cost.pages * footprint.page_bytes
     return RowShare(
+        rows=rows,
+        chosen=chosen,
         row_bytes=cost.bytes,
         row_pages=cost.pages,
         typical=rows * cost.bytes + pages,
@@ -236,4 +249,4 @@ def _bound(device: torch.device, asked: int | None, free: int | None) -> str:
         return f"free on {device}, minus a reserve"
     if device.type == "cpu":
         return "none on the CPU: every stage gets its maximum of rows, and pages for them"
-    return f"free on {device}, which does not exist here"
+    return f"unknown, as {device} does not exist here: give it with --set engine.memory_bytes=BYTES"

@@ -91,6 +91,16 @@ def divide_again(
     return MemoryPlan(footprints, memory, DerivedRows(min(counts.values()), costs) if counts else None)
 
 
+def chosen_costs(loaded: Mapping[str, LoadedStage]) -> dict[str, RowCost]:
+    """The cost of a row of each stage whose number of rows the user chose. `DerivedRows.costs` has those of the others."""
+    with torch.inference_mode():
+        return {
+            name: stage.count_row()
+            for name, stage in loaded.items()
+            if isinstance(stage, RowStage) and stage.chosen_rows is not None
+        }
+
+
 def footprints_of(loaded: Mapping[str, LoadedStage]) -> dict[str, Footprint]:
     return {name: _footprint(name, stage) for name, stage in loaded.items()}
 

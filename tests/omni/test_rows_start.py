@@ -10,8 +10,9 @@ from omni.checkpoint import Checkpoint
 from omni.config import SettingsLayer
 from omni.device.cpu import CpuDevice
 from omni.engine import StageMemory, load_stages, resolve_pipeline
+from omni.engine.rows import chosen_costs
 from omni.errors import ConfigError
-from omni.stage import MOST_CPU_ROWS, MOST_ROWS, RowStage
+from omni.stage import MOST_CPU_ROWS, MOST_ROWS, LoadedStage, RowStage
 from omni.testing.engines import TickedEngine
 from omni_ar.loaded import LoadedAr
 from tests.support.omni_engine import OmniEngine, in_tree_plugins
@@ -97,6 +98,20 @@ def test_a_row_takes_the_counted_memory(tiny_model: Path, graphs: bool) -> None:
                 fixed.append(stage.footprint.fixed)
         assert fixed[1] - fixed[0] == 15 * cost.bytes > 0
         assert bool(cost.pages) == isinstance(stage, LoadedAr)
+
+
+def test_a_row_costs_as_much_where_the_user_set_their_number(tiny_model: Path) -> None:
+    def loaded(settings: dict[str, object]) -> dict[str, LoadedStage]:
+        checkpoint = Checkpoint(tiny_model)
+        plan = resolve_pipeline(checkpoint, in_tree_plugins(), [SettingsLayer("test", SMALL | settings)])
+        return load_stages(plan, checkpoint, CpuDevice(), dtype="float32", load_format="dummy")
+
+    derived, chosen = loaded({}), loaded({f"{name}.max_num_seqs": 6 for name in ROWS})
+    with torch.inference_mode():
+        costs = {name: stage.count_row() for name, stage in derived.items() if isinstance(stage, RowStage)}
+    assert chosen_costs(derived) == {}
+    assert chosen_costs(chosen) == costs
+    assert costs.keys() == set(ROWS)
 
 
 @pytest.mark.parametrize(("length", "pages"), [(64, 4), (1024, 64), (8192, 64), (65536, 512)])

@@ -101,7 +101,7 @@ class Limits:
         rows: int | None = None,
         micro_batches: int = 1,
     ) -> "Limits":
-        """rows: the number to use if the options leave it open.
+        """rows: by default the number of the options, or the maximum on the CPU.
 
         Raises ConfigError for a length beyond the model's positions, and for layers that it does not have."""
         _check_layers(stage, options.hidden_layers, shape.num_layers)
@@ -109,11 +109,8 @@ class Limits:
         if length > shape.max_positions:
             problem = f"{length} is longer than the model's {shape.max_positions} positions"
             raise ConfigError(f"{stage}.max_model_len", problem, "lower it")
-        rows, size, budget = (
-            options.max_num_seqs or rows_or_default(rows),
-            options.block_size,
-            options.max_num_batched_tokens,
-        )
+        rows = rows_or_default(options.max_num_seqs) if rows is None else rows
+        size, budget = options.block_size, options.max_num_batched_tokens
         max_blocks = -(-length // size)
         # Per token of a chunk or of padding: columns or step columns, positions, id, slot, embedding's index, payload
         # slot; and, for scoring, its index and the id after it.

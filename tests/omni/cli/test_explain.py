@@ -225,12 +225,16 @@ def test_measuring_divides_as_an_engine_does(tiny_model: Path) -> None:
         assert share["pages"] < share["most_pages"] or not share["most_pages"]
 
 
+UNKNOWN = "unknown, as cuda:7 does not exist here: give it with --set engine.memory_bytes=BYTES"
+
+
 def rows_of(memory: Any) -> set[int]:
     return {memory["stages"][name]["rows"] for name in ("thinker", "talker", "code2wav") if name in memory["stages"]}
 
 
 QUICK = {"thinker.max_model_len": 256, "talker.max_model_len": 256, "code2wav.chunk_frames": 2}
 QUICK_SET = [word for path, value in QUICK.items() for word in ("--set", f"{path}={value}")]
+ROWS_HEADER = "STAGE ROWS ORIGIN BYTES PER ROW PAGES PER ROW BYTES OF ALL ROWS LEFT FOR THE PREFIX CACHE"
 SET_OF_ROWS = [word for stage in ("thinker", "talker", "code2wav") for word in ("--set", f"{stage}.max_num_seqs=4")]
 
 
@@ -269,9 +273,40 @@ def test_the_report_says_how_rows_follow_from_memory(tiny_model: Path) -> None:
     assert 0 <= budget - used < sum(share["page_bytes"] for share in few["stages"].values())
     text = [" ".join(line.split()) for line in call(*bounded, f"engine.memory_bytes={budget}").stdout.splitlines()]
     assert f"rows: {rows['rows']} of at most 128, before the working memory of steps: {rows['why']}" in text
-    header = "STAGE BYTES PER ROW PAGES PER ROW BYTES OF ALL ROWS LEFT FOR THE PREFIX CACHE"
-    talker = next(line for line in text[text.index(header) :] if line.startswith("talker "))
-    assert talker.replace(",", "").split()[1:] == [str(stages["talker"][part]) for part in stages["talker"]]
+    table = text[text.index(ROWS_HEADER) :]
+    talker = next(line for line in table if line.startswith("talker "))
+    row = stages["talker"]
+    assert row.pop("chosen") is False
+    assert talker.replace(",", "").replace(" from memory ", " ").split()[1:] == list(map(str, row.values()))
+
+
+def test_rows_that_the_user_set_are_in_the_table_of_rows(tiny_model: Path) -> None:
+    chosen = [*QUICK_SET, "--set", "thinker.max_num_seqs=3", "--set", "engine.memory_bytes=10000000000"]
+    found = memory_of(report(tiny_model, *chosen, "--device", "cuda"))
+    stages, shares = found["rows"]["stages"], found["stages"]
+    assert {name: (row["rows"], row["chosen"]) for name, row in stages.items()} == {
+        "thinker": (3, True),
+        "talker": (128, False),
+        "code2wav": (128, False),
+    }
+    thinker, share = stages["thinker"], shares["thinker"]
+    assert thinker["row_bytes"] > 0
+    assert thinker["typical"] == 3 * (thinker["row_bytes"] + 16 * share["page_bytes"])
+    # Of a request, a typical length is the full one here, and the cache has the pages of the other rows of the maximum.
+    assert thinker["free"] == 125 * 16 * share["page_bytes"]
+    text = [" ".join(line.split()) for line in call(tiny_model, *chosen, "--device", "cuda").stdout.splitlines()]
+    row = text[text.index(ROWS_HEADER) + 1]
+    assert row.startswith("thinker 3 set by the user ")
+    assert row.endswith(f" {thinker['typical']:,} {thinker['free']:,}")
+
+
+def test_unknown_memory_is_not_called_unbounded(tiny_model: Path) -> None:
+    found = memory_of(report(tiny_model, "--device", "cuda:7"))
+    assert (found["budget"], found["bound"], found["rows"]["rows"]) == (None, UNKNOWN, 128)
+    text = [line.strip() for line in call(tiny_model, "--device", "cuda:7").stdout.splitlines()]
+    assert f"pool: {UNKNOWN}" in text
+    assert "rows: 128 of at most 128: the maximum, as the memory of cuda:7 is unknown here" in text
+    assert not [line for line in text if "nothing bounds" in line]
 
 
 def test_measured_rows_are_those_of_an_engine(tiny_model: Path) -> None:
@@ -359,7 +394,7 @@ def test_each_stage_is_measured_on_the_device_of_its_place(tiny_model: Path, mon
 def test_memory_is_counted_by_place_without_the_devices(tiny_model: Path) -> None:
     found = report(tiny_model, *SET, "--place", "talker=cuda:7")["memory"]
     assert set(found["cuda:7"]["stages"]) == {"talker"}
-    assert found["cuda:7"]["bound"] == "free on cuda:7, which does not exist here"
+    assert found["cuda:7"]["bound"] == UNKNOWN
     assert "talker" not in found["cpu"]["stages"]
 
 
@@ -386,7 +421,7 @@ def test_a_device_that_is_elsewhere_can_be_asked_for(tiny_model: Path) -> None:
     found = report(tiny_model, "--device", "cuda:7")
     on_cpu = report(tiny_model, "--device", "cpu")
     assert (found["device"], found["dtype"]) == ("cuda:7", "bfloat16")
-    assert memory_of(found)["bound"] == "free on cuda:7, which does not exist here"
+    assert memory_of(found)["bound"] == UNKNOWN
     thinker, same = (memory_of(each)["stages"]["thinker"]["weights"] for each in (found, on_cpu))
     assert same / 2 <= thinker < same
 
