@@ -32,7 +32,8 @@ class TorchPagedAttention:
             table_RM, lengths_R = meta.decode_block_table_RM, meta.decode_lengths_R
             q_RHD = q_THD[: meta.num_decode]
             longest = meta.decode_max_length
-            parts.append(decode_attention(q_RHD, key, value, table_RM, lengths_R, longest, features))
+            positions = meta.decode_positions
+            parts.append(decode_attention(q_RHD, key, value, table_RM, lengths_R, longest, features, positions))
         for row in meta.prefills:
             q_QHD = q_THD[row.start : row.start + row.query_length]
             parts.append(prefill_attention(q_QHD, key, value, row.block_table_M, row.context_length, features))

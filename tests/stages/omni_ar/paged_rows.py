@@ -168,7 +168,10 @@ def positions_batch(
     for _, slots, kv in rows:
         world.write(slots, kv)
     if poison is not None:
-        poison([slots for _, slots, _ in rows])
+        # What the windows of all positions have left is not among them.
+        shortest = [min(filter(None, lengths), default=0) for lengths in lengths_RJ]
+        kept = [max(length - features.window, 0) if features.window is not None else 0 for length in shortest]
+        poison([slots[begin:] for (_, slots, _), begin in zip(rows, kept, strict=True)])
     columns = max(len(table) for table, _, _ in rows)
     tables = [
         table + [0] * (columns - len(table)) if position == 0 else [2**40] * columns

@@ -32,6 +32,7 @@ class Watched(ModelDrafter):
     def __init__(self) -> None:
         super().__init__(ArDraftModel(MODEL, 11), 3)
         self.seen = Counter[str]()
+        self.entries = 0
         self._forward = self._model.forward
         self._model.forward = self._checked  # type: ignore[method-assign]
 
@@ -44,6 +45,7 @@ class Watched(ModelDrafter):
         assert bool((index_RE <= newest_R1 + (0 if follows else remaining_R1))[valid_RE].all())
         assert not bool((valid_RE & (columns.active[rows.rows_R] == 0)[:, None]).any())
         self.seen += Counter(run=int(valid_RE.sum()), padding=int((~valid_RE).sum()))
+        self.entries = valid_RE.shape[1]
         return super()._run(entries, rows)
 
     def _checked(self, ids_T: Tensor, features_TH: Tensor | None, batch: Batch) -> Tensor:
@@ -53,6 +55,7 @@ class Watched(ModelDrafter):
         assert 0 <= int(ids_T.min()) <= int(ids_T.max()) < 11
         assert 0 <= int(positions_T.min()) <= int(positions_T.max()) < 160
         if count == ids_T.shape[0]:
+            assert meta.decode_positions == self.entries, "the keys of a row are read once"
             nothing_T = meta.slots_T == 0
             expected_T = (positions_T + 1).where(~nothing_T, 0)
             assert torch.equal(meta.decode_lengths_R, expected_T)
@@ -106,5 +109,6 @@ def test_a_step_without_drafts_drops_the_features_of_its_rows():
             device.enqueue(runner.stream, launches[1:])
             batch = launches[0].buffers[2]
             assert isinstance(batch, Batch)
+            assert batch.attention.decode_positions == 1 + drafts, "the keys of a row are read once"
             assert (batch.layers is not None) == (drafts > 0), "nor are hidden states stored that no draft is made of"
             assert drafting._features.first_N.tolist() == expected, drafts

@@ -28,7 +28,8 @@ def attend_decodes(
     and `lengths_R` are int64.
 
     max_length: upper bound of the rows' lengths, used by the reference only. finished_splits: int32 zeros that no other stream
-    uses during the launch; zeros again afterwards. With fewer than R * K of them, split rows take a second kernel.
+    uses during the launch; zeros again afterwards. With fewer than one for each key head of each program's decode rows, split
+    rows take a second kernel; R * K are enough.
     positions: as many consecutive decode rows, of which R is a multiple, are positions of one row, which the kernel loads the
     keys of once; the blocks of the first serve all of them.
     """
@@ -40,9 +41,8 @@ def attend_decodes(
             q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, finished_splits, settings, out_RHD, features, positions
         )
     else:
-        out_RHD.copy_(
-            reference.decode_attention(q_RHD, key_NBKD, value_NBKD, table_RM, lengths_R, max_length, features)
-        )
+        rows = (table_RM, lengths_R, max_length)
+        out_RHD.copy_(reference.decode_attention(q_RHD, key_NBKD, value_NBKD, *rows, features, positions))
 
 
 def attend_prompts(

@@ -266,8 +266,8 @@ def decode_attention(
 ) -> None:
     """Launches the kernel. The last dimension of `q_RHD` is dense; key_NBKD, value_NBKD and out_RHD are contiguous.
 
-    finished_splits: int32 zeros that no other stream uses during the launch; zeros again afterwards. With fewer than R * K of
-    them, or without `settings.fused`, a second kernel adds up the parts of split rows. positions: as many consecutive decode
+    finished_splits: int32 zeros that no other stream uses during the launch; zeros again afterwards. With fewer than programs times
+    K of them, or without `settings.fused`, a second kernel adds up the parts of split rows. positions: as many consecutive decode
     rows, of which R is a multiple, have the keys of one row; the table of the first is read.
     """
     rows, heads, head_dim = q_RHD.shape

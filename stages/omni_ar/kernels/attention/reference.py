@@ -20,9 +20,12 @@ def decode_attention(
     lengths_R: Tensor,
     max_length: int,
     features: AttentionFeatures = PLAIN,
+    positions: int = 1,
 ) -> Tensor:
     """Attends one token per row, all rows in one gather. max_length: upper bound of the rows' lengths. With a window, only the
-    blocks that it may touch are gathered."""
+    blocks that it may touch are gathered. positions: as of `attend_decodes`."""
+    if positions > 1:
+        table_RM = table_RM[::positions].repeat_interleave(positions, 0)
     block_size, lengths_R1 = key_NBKD.shape[1], lengths_R[:, None]
     table_RM = table_RM[:, : -(-max_length // block_size)]
     # A row without keys attends to key 0, which is zeroed: the softmax over no keys differs between kernels.

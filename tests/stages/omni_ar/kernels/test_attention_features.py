@@ -36,7 +36,7 @@ def test_positions_of_a_row_with_features(names):
     world = PagedRows(1, kv_heads=2, group=3, block_size=8, device=DEVICE)
     features = world.features(names, window=20)
     lengths = [[50, 51, 52, 53], [0, 0, 0, 0], [19, 20, 0, 19], [35, 36, 37, 0]]
-    q, meta, expected = positions_batch(world, lengths, features=features)
+    q, meta, expected = positions_batch(world, lengths, poison=world.poison, features=features)
     for splits, fused in [(4, True), (4, False)]:
         check_attention(attend(world, q, meta, decode_settings(splits, fused), features=features), expected)
 

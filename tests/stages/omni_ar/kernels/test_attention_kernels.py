@@ -74,6 +74,17 @@ def test_positions_of_a_row_share_its_keys(splits, fused, lengths, shape):
     check_attention(attend(world, q, meta, decode_settings(splits, fused)), expected)
 
 
+@pytest.mark.parametrize("positions", [1, 5])
+def test_as_many_counters_as_programs_are_enough(positions):
+    """With one fewer a second kernel adds the parts up; none behind them is touched."""
+    world = PagedRows(positions, group=7, device=DEVICE)
+    programs = 2 * (1 if positions == 1 else 3) * 2
+    lengths = [[33 + index for index in range(positions)], [48 + index for index in range(positions)]]
+    q, meta, expected = positions_batch(world, lengths, poison=world.poison)
+    for counters in (programs, programs - 1):
+        check_attention(attend(world, q, meta, decode_settings(4), counters=counters), expected)
+
+
 def test_queries_may_be_a_part_of_something_wider():
     world = PagedRows(1, device=DEVICE)
     q, meta, expected = mixed_batch(world, [9], [(2, 3)])
