@@ -12,8 +12,8 @@ import pytest
 
 from omni import Omni, StageError
 from omni.process.group import EngineGroup
-from tests.omni.process.engines import WRITER, group_of, opened_apart, pids_of
-from tests.support.echo_family import eventually
+from tests.omni.process.engines import SINGER, WRITER, alive, group_of, opened_apart, pids_of
+from tests.support.echo_family import EXPLODE, eventually
 
 pytestmark = [
     pytest.mark.thorough,
@@ -67,3 +67,49 @@ def test_an_engine_that_is_given_up_is_logged_without_a_lock(model: Path):
         with pytest.raises(StageError, match="load the model again"):
             omni.generate("hello", stream=False)
         assert finder.held == []
+
+
+class Raising(logging.Handler):
+    """messages: of the records that it got, before it raised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        raise RuntimeError("the handler is broken")
+
+
+@contextmanager
+def raising() -> Iterator[Raising]:
+    handler, logger = Raising(), logging.getLogger("omni")
+    logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_requests_start_again_although_a_handler_raises(model: Path, capsys: pytest.CaptureFixture[str]):
+    with opened_apart(model) as omni, raising() as handler:
+        pid = pids_of(omni)[WRITER]
+        os.kill(pid, signal.SIGSTOP)
+        streams = [omni.generate(text, modalities=("text",)) for text in ("one", "two", "three")]
+        assert eventually(lambda: len(group_of(omni)._tracked) == 3)
+        os.kill(pid, signal.SIGKILL)
+        assert ["".join(output.text for output in stream) for stream in streams] == ["one", "two", "three"]
+        assert sum("starts again" in message for message in handler.messages) == 3
+    assert "RuntimeError: the handler is broken" in capsys.readouterr().err
+
+
+def test_a_record_of_an_engine_ends_no_other_engine_although_a_handler_raises(model: Path):
+    with opened_apart(model) as omni, raising() as handler:
+        before = dict(pids_of(omni))
+        with pytest.raises(StageError):
+            omni.generate(f"x{EXPLODE}y", stream=False)
+        assert eventually(lambda: any("is closed" in message for message in handler.messages))
+        assert eventually(lambda: alive(before[SINGER]))
+        assert {place: pid for place, pid in pids_of(omni).items() if alive(pid)} == dict(pids_of(omni))
+        ever = {*before.values(), *pids_of(omni).values()}
+    assert not any(map(alive, ever)), "no process is left"
