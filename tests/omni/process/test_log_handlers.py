@@ -12,6 +12,8 @@ import pytest
 
 from omni import Omni, StageError
 from omni.process.group import EngineGroup
+from omni.process.logs import show
+from omni.process.messages import LogRecordOut
 from tests.omni.process.engines import SINGER, WRITER, alive, group_of, opened_apart, pids_of
 from tests.support.echo_family import EXPLODE, eventually
 
@@ -103,13 +105,19 @@ def test_requests_start_again_although_a_handler_raises(model: Path, capsys: pyt
     assert "RuntimeError: the handler is broken" in capsys.readouterr().err
 
 
+def test_a_record_of_an_engine_is_shown_although_a_handler_raises():
+    """The thread that shows it takes the outputs of all requests."""
+    with raising() as handler:
+        show(LogRecordOut("omni.tests", logging.ERROR, "100% of it"))
+    assert handler.messages == ["100% of it"]
+
+
 def test_a_record_of_an_engine_ends_no_other_engine_although_a_handler_raises(model: Path):
     with opened_apart(model) as omni, raising() as handler:
         before = dict(pids_of(omni))
         with pytest.raises(StageError):
             omni.generate(f"x{EXPLODE}y", stream=False)
         assert eventually(lambda: any("is closed" in message for message in handler.messages))
-        assert eventually(lambda: alive(before[SINGER]))
-        assert {place: pid for place, pid in pids_of(omni).items() if alive(pid)} == dict(pids_of(omni))
+        assert pids_of(omni)[SINGER] == before[SINGER]
         ever = {*before.values(), *pids_of(omni).values()}
     assert not any(map(alive, ever)), "no process is left"
