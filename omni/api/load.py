@@ -11,6 +11,7 @@ from omni.api.owner import adapt_to_fork
 from omni.config import SettingsLayer
 from omni.device import Device, check_exists, name_device, open_device
 from omni.engine import (
+    ConnectorSelector,
     EngineClient,
     EngineOptions,
     PipelineChoice,
@@ -126,6 +127,7 @@ def _load(asked: _LoadRequest, place: EngineGroup | Device) -> Loaded:
     check_places_exist(placement)
     assert options.device is not None, "the caller chose it"
     assert options.dtype is not None, "the caller chose it for the device"
+    ConnectorSelector(plugins).check(plan.pipeline, placement)
     check_cuts(plan, checkpoint, options.device, options.dtype)
     if isinstance(place, Device) and runs_in_process(options, place.torch_device, len(placement.places)):
         return _load_in_processes(asked)

@@ -98,11 +98,10 @@ def load_stages(
 
 def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: EngineOptions) -> None:
     """Raises CheckpointError if weights do not have the stages' shapes. Allocates no memory, since a wrong width in
-    config.json may exceed it. Raises PluginError first if a connector is not installed."""
+    config.json may exceed it."""
     assert options.dtype is not None, "the caller chose it for the device"
     assert options.device is not None, "the caller chose it"
     placement = Placement.of(plan.pipeline, options.device)
-    ConnectorSelector(plugins).check(plan.pipeline, placement)
     _sketch(plan, checkpoint, options.dtype, options.load_format, CutStages.alone(placement))
 
 

@@ -20,7 +20,7 @@ from omni.pipeline import (
 
 _STAGE_SETTINGS = (
     ("dtype", str | None, None),
-    ("place", str | None, None),
+    ("place", str | tuple[str, ...] | None, None),
     ("tensor_parallel", int, 1),
     ("expert_parallel", bool, False),
     ("pipeline_parallel", int, 1),

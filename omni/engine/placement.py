@@ -142,21 +142,23 @@ def device_of(place: str) -> torch.device:
     return name_device(place.partition("/")[0])
 
 
-def places_of(text: str | None, field: str) -> tuple[str, ...]:
+def places_of(place: str | Sequence[str] | None, field: str) -> tuple[str, ...]:
     """The places that a stage's `place` names, none for None. Raises ConfigError, naming `field`, for an invalid place."""
     places: list[str] = []
-    for each in text.split(",") if text is not None else ():
+    for each in place.split(",") if isinstance(place, str) else place or ():
         device, slash, name = each.strip().partition("/")
         try:
-            place = f"{name_device(device)}{slash}{name}"
+            found = f"{name_device(device)}{slash}{name}"
         except ConfigError:
             problem = f"{quoted(each.strip())} is not a device"
             raise ConfigError(field, problem, 'use "cpu" or "cuda:N"; "cpu/2" is one more process there') from None
         if slash and not name.isidentifier() and not name.isalnum():
             raise ConfigError(field, f"{quoted(each.strip())} has no name after the slash", 'use a word: "cpu/2"')
-        if place in places:
-            raise ConfigError(field, f"{quoted(place)} is named twice", "name each place once")
-        places.append(place)
+        if found in places:
+            raise ConfigError(field, f"{quoted(found)} is named twice", "name each place once")
+        places.append(found)
+    if place is not None and not places:
+        raise ConfigError(field, "names no place", 'use "cpu" or "cuda:N", or leave it out')
     return tuple(places)
 
 
@@ -171,7 +173,7 @@ def check_set_places(layers: Sequence[SettingsLayer]) -> None:
             if option == "place" and stage not in (ENGINE, FRONTEND):
                 places[stage] = layer.name(f"{stage}.place"), value
     for name, place in places.values():
-        if isinstance(place, str):
+        if isinstance(place, str) or (isinstance(place, list | tuple) and all(isinstance(one, str) for one in place)):
             _check_here(places_of(place, name), name)
 
 

@@ -26,7 +26,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     model: `"module:function"`; the kind specifies the function's type. None for a kind whose stages have no model.
     options: an instance of the kind's options struct, with the family's defaults.
     priority: stream priority hint; lower values run first where the device supports it.
-    place: the device of the stage, `"cuda:1"`; several, separated by commas, for a replica on each; `"cpu/2"` for a
+    place: the device of the stage, `"cuda:1"`; several, as a list or separated by commas, for a replica on each; `"cpu/2"` for a
         further process on a device. None uses the engine's device. Users set it as `"name.place"`.
     tensor_parallel, pipeline_parallel: number of shards of each layer, and of layer ranges. Their product is the number of
         ranks, at most 64. With more than 1, `place` names so many places: those of the ranks, in order. A stage whose kind is
@@ -43,7 +43,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     options: msgspec.Struct
     priority: int = 0
     dtype: str | None = None
-    place: str | None = None
+    place: str | tuple[str, ...] | None = None
     tensor_parallel: int = 1
     expert_parallel: bool = False
     pipeline_parallel: int = 1

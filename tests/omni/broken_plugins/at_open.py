@@ -75,7 +75,7 @@ OPEN = (
         "a place that is a number",
         _STAGE,
         _STAGE.replace("options", "place=1, options"),
-        "pipeline.stages.writer.place is 1: Expected `str | null`, got `int`",
+        "pipeline.stages.writer.place is 1: Expected `str | array | null`, got `int`",
     ),
     _graph(
         "a model that is the function",

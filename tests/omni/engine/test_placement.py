@@ -1,6 +1,6 @@
 """Where stages run by their settings, how the stages of a request are placed, and the connectors that follow."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -23,12 +23,12 @@ TO_WRITER, TO_SPEAKER = PIPELINE.edges
 ALL = frozenset({"seer", "writer", "speaker"})
 
 
-def placed(**places: str) -> Pipeline:
+def placed(**places: str | Sequence[str]) -> Pipeline:
     stages = tuple(msgspec.structs.replace(stage, place=places.get(stage.name)) for stage in PIPELINE.stages)
     return msgspec.structs.replace(PIPELINE, stages=stages)
 
 
-def placement(device: str = "cpu", **places: str) -> Placement:
+def placement(device: str = "cpu", **places: str | Sequence[str]) -> Placement:
     return Placement.of(placed(**places), device)
 
 
@@ -45,6 +45,7 @@ def test_places_name_devices_replicas_and_further_processes() -> None:
     assert found.on("cuda:2") == {"writer"}
     assert found.on("cuda:7") == frozenset()
     assert [str(device_of(place)) for place in found.places] == ["cpu", "cuda:1", "cuda:2", "cpu"]
+    assert placement(writer=["cuda:1", "cuda:2"], speaker=("cpu/2",)) == found
 
 
 @pytest.mark.parametrize("name", ["2", "3a", "second", "the_second", "_"])
@@ -53,7 +54,7 @@ def test_a_further_process_is_named_by_a_number_or_a_word(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("place", "message"),
     [
         ("tpu", "writer.place: 'tpu' is not a device"),
         ("", "writer.place: '' is not a device"),
@@ -63,11 +64,14 @@ def test_a_further_process_is_named_by_a_number_or_a_word(name: str) -> None:
         ("cpu/2/3", "writer.place: 'cpu/2/3' has no name after the slash"),
         ("cpu/2, cpu/2", "writer.place: 'cpu/2' is named twice"),
         ("/2", "writer.place: '/2' is not a device"),
+        (["cpu", "tpu"], "writer.place: 'tpu' is not a device"),
+        (["cpu,cpu/2"], "writer.place: 'cpu,cpu/2' is not a device"),
+        ([], "writer.place: names no place"),
     ],
 )
-def test_a_place_that_is_none_is_refused_by_the_field(text: str, message: str) -> None:
+def test_a_place_that_is_none_is_refused_by_the_field(place: str | list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        placement(writer=text)
+        placement(writer=place)
     assert str(caught.value).startswith(message)
 
 

@@ -20,7 +20,7 @@ from omni.cli import app
 from omni.process.messages import Start
 from omni.process.remote import RemoteEngine
 from omni.timeline.read import read_trace
-from tests.omni.process.engines import alive, children, group_of, pids_of
+from tests.omni.process.engines import alive, assert_answers, children, group_of, pids_of
 from tests.support.echo_family import echo_plugins, eventually
 from tests.support.echo_omni import assert_nothing_held
 from tests.support.entry_points import SOURCE_ROOTS
@@ -71,6 +71,19 @@ def test_errors_at_the_start_keep_type_and_text(model: Path, settings: dict[str,
         Omni(model, device="cpu", plugins=echo_plugins(), overrides=APART | settings)
     gc.collect()
     assert eventually(lambda: (children(), open_files()) == before)
+
+
+def test_a_connector_that_does_not_fit_is_refused_before_an_engine_loads(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(RemoteEngine, "load", lambda *_: pytest.fail("an engine loads"))
+    settings = APART | {CONNECTOR: "cuda_ipc"}
+    with pytest.raises(ConfigError, match="'cuda_ipc' does not connect"):
+        Omni(model, device="cpu", plugins=echo_plugins(), load_format="dummy", overrides=settings)
+
+
+def test_places_may_be_a_list_and_a_device_torch_s(model: Path):
+    with Omni(model, device=torch.device("cpu"), plugins=echo_plugins(), place={"singer": ["cpu/2", "cpu/3"]}) as omni:
+        assert set(pids_of(omni)) == {"cpu", "cpu/2", "cpu/3"}
+        assert_answers(omni)
 
 
 @pytest.fixture
