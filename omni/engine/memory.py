@@ -70,14 +70,18 @@ def budget_of(asked: int | None, free: int | None, device: str, share: DeviceSha
 
 
 def divide(
-    footprints: Mapping[str, Footprint], working: Mapping[str, int], budget: Budget | None
+    footprints: Mapping[str, Footprint],
+    working: Mapping[str, int],
+    budget: Budget | None,
+    typical: Mapping[str, int] | None = None,
 ) -> dict[str, StageMemory]:
     """The memory of each stage, with its pages. Without a budget, each stage gets the pages of its options, by default
     its maximum.
 
-    With a budget, stages get the pages of their options, or their minimum; the rest is divided in proportion to the
-    pages that each could still use. Less than one page of each stage remains, unless every stage is at its maximum.
-    Raises InsufficientMemoryError, with the numbers of every stage, if the minimum does not fit.
+    With a budget, stages get the pages of their options, or their minimum. The rest is divided in proportion: first to the pages
+    that each lacks of those in `typical`, which are of typical requests in all rows, then to those that each could still use. Less
+    than one page of each stage remains, unless every stage is at its maximum. Raises InsufficientMemoryError, with the numbers of
+    every stage, if the minimum does not fit.
     """
     if budget is None:
         return {name: _memory(f, None, _pages(f, f.most_pages)) for name, f in footprints.items()}
@@ -85,13 +89,17 @@ def divide(
     rest = budget.bytes - sum(memory.total for memory in least.values())
     if rest < 0:
         raise _too_small(least, budget)
-    usable = {name: _pages(f, f.most_pages) - least[name].pages for name, f in footprints.items()}
-    wanted = sum(count * footprints[name].page_bytes for name, count in usable.items())
-    rest = min(rest, wanted)
-    return {
-        name: _memory(f, working.get(name), least[name].pages + (rest * usable[name] // wanted if wanted else 0))
-        for name, f in footprints.items()
-    }
+    pages = {name: memory.pages for name, memory in least.items()}
+    for goal in (typical or {}, {name: f.most_pages for name, f in footprints.items()}):
+        lacking = {
+            name: max(_pages(f, min(goal.get(name, 0), f.most_pages)) - pages[name], 0)
+            for name, f in footprints.items()
+        }
+        wanted = sum(count * footprints[name].page_bytes for name, count in lacking.items())
+        given = min(rest, wanted)
+        pages = {name: count + (given * lacking[name] // wanted if wanted else 0) for name, count in pages.items()}
+        rest -= given
+    return {name: _memory(f, working.get(name), pages[name]) for name, f in footprints.items()}
 
 
 def _pages(footprint: Footprint, default: int) -> int:

@@ -87,7 +87,8 @@ def divide_again(
     else:
         footprints = _with_caches(footprints, most)
     working = {name: memory.working or 0 for name, memory in plan.memory.items()}
-    memory = divide(footprints, working if budget is not None else {}, budget)
+    typical = {name: count * costs[name].pages for name, count in counts.items() if name in costs}
+    memory = divide(footprints, working if budget is not None else {}, budget, typical)
     return MemoryPlan(footprints, memory, DerivedRows(min(counts.values()), costs) if counts else None)
 
 
@@ -175,7 +176,8 @@ class _Search:
             footprints = _with_caches(footprints_of(self._loaded), self._most)
             divide(footprints, {}, self._budget)
             working = self._working(rows)
-            memory = divide(footprints, working, self._budget)
+            typical = {name: rows * cost.pages for name, cost in self._costs.items()}
+            memory = divide(footprints, working, self._budget, typical)
         except InsufficientMemoryError:
             if rows == 1:
                 raise

@@ -12,8 +12,8 @@ from omni.stage import Footprint
 
 MIB = 1024 * 1024
 _sizes = st.integers(0, 10**12)
-Case = tuple[dict[str, Footprint], dict[str, int], int]
-"""Footprints, working memory, and the smallest budget that is enough."""
+Case = tuple[dict[str, Footprint], dict[str, int], int, dict[str, int]]
+"""Footprints, working memory, the smallest budget that is enough, and pages of typical requests."""
 
 
 @st.composite
@@ -38,7 +38,8 @@ def _cases(draw: st.DrawFn) -> Case:
     footprints = draw(_footprints())
     working = {name: draw(_sizes) for name in footprints}
     least = sum(f.weights + f.fixed + working[name] + f.page_bytes * _least(f) for name, f in footprints.items())
-    return footprints, working, least
+    typical = {name: draw(st.integers(0, 50_000)) for name in footprints if draw(st.booleans())}
+    return footprints, working, least, typical
 
 
 def _least(footprint: Footprint) -> int:
@@ -52,8 +53,8 @@ def _total(memory: dict[str, StageMemory]) -> int:
 
 @given(case=_cases(), extra=_sizes)
 def test_pages_stay_within_bounds_and_fill_the_budget(case: Case, extra: int) -> None:
-    footprints, working, least = case
-    memory = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"))
+    footprints, working, least, typical = case
+    memory = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"), typical)
     assert _total(memory) <= least + extra
     assert sum(m.total for m in memory.values()) == _total(memory)
     for name, footprint in footprints.items():
@@ -69,17 +70,17 @@ def test_pages_stay_within_bounds_and_fill_the_budget(case: Case, extra: int) ->
 
 @given(case=_cases(), extra=_sizes, more=_sizes)
 def test_a_larger_budget_takes_no_page_from_anyone(case: Case, extra: int, more: int) -> None:
-    footprints, working, least = case
-    small = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"))
-    large = divide(footprints, working, Budget(least + extra + more, "engine.memory_bytes"))
+    footprints, working, least, typical = case
+    small = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"), typical)
+    large = divide(footprints, working, Budget(least + extra + more, "engine.memory_bytes"), typical)
     assert all(small[name].pages <= large[name].pages for name in footprints)
 
 
 @given(case=_cases(), short=st.integers(1, 10**12))
 def test_a_budget_below_the_fewest_pages_is_refused(case: Case, short: int) -> None:
-    footprints, working, least = case
+    footprints, working, least, typical = case
     with pytest.raises(ConfigError):
-        divide(footprints, working, Budget(least - short, "engine.memory_bytes"))
+        divide(footprints, working, Budget(least - short, "engine.memory_bytes"), typical)
 
 
 def test_stages_share_in_proportion_to_their_remaining_need() -> None:
@@ -91,6 +92,25 @@ def test_stages_share_in_proportion_to_their_remaining_need() -> None:
     memory = divide(footprints, {"thinker": 200, "talker": 0, "tower": 100}, Budget(4300, "engine.memory_bytes"))
     # 4300 - 1000 - 500 - 300 - 300 working - 200 fewest = 2000: 200 pages for 100 and 300 more that could be used.
     assert {name: m.pages for name, m in memory.items()} == {"thinker": 10 + 50, "talker": 10 + 150, "tower": 0}
+
+
+@pytest.mark.parametrize(
+    ("budget", "pages"),
+    [
+        pytest.param(200, (10, 10), id="the fewest"),
+        pytest.param(1000, (10, 90), id="part of the typical ones"),
+        pytest.param(2200, (10, 210), id="all typical ones"),
+        pytest.param(4200, (10 + 50, 210 + 150), id="and half of the rest"),
+    ],
+)
+def test_stages_first_get_the_pages_of_typical_requests(budget: int, pages: tuple[int, int]) -> None:
+    """The thinker's cache takes no page that a row of the talker needs."""
+    footprints = {
+        "thinker": Footprint(page_bytes=10, fewest_pages=10, most_pages=110, caches=True),
+        "talker": Footprint(page_bytes=10, fewest_pages=10, most_pages=510),
+    }
+    memory = divide(footprints, {}, Budget(budget, "engine.memory_bytes"), {"talker": 210})
+    assert tuple(m.pages for m in memory.values()) == pages
 
 
 def test_without_a_budget_a_stage_gets_its_maximum_or_its_chosen_size() -> None:

@@ -72,6 +72,15 @@ def test_numbers_of_the_user_are_kept(tiny_model: Path) -> None:
     assert [memory[name].rows for name in ROWS] == [3, MOST_CPU_ROWS, 5]
 
 
+def test_a_prefix_cache_takes_no_page_that_a_row_needs(tiny_model: Path) -> None:
+    """A request of typical length has 16 pages here. The user's rows leave pages of the thinker to its cache."""
+    whole = divided(tiny_model, 10**10, thinker=3)
+    memory = divided(tiny_model, total(whole) - 200 * whole["thinker"].page_bytes, thinker=3)
+    assert memory["talker"].rows == whole["talker"].rows
+    assert memory["talker"].pages == MOST_CPU_ROWS * 16
+    assert 100 < memory["thinker"].pages < whole["thinker"].pages - 190
+
+
 def test_memory_for_less_than_a_row_is_refused(tiny_model: Path, ample: Mapping[str, StageMemory]) -> None:
     weights = sum(memory.weights for memory in ample.values())
     with pytest.raises(ConfigError, match=r"^engine\.memory_bytes: the stages need ") as error:
