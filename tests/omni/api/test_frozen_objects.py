@@ -66,7 +66,7 @@ def test_models_that_are_closed_before_a_collection_leave_nothing_excluded(model
     assert FROZEN_OBJECTS._after_collection not in gc.callbacks
 
 
-def test_immortal_objects_that_python_excludes_are_no_choice_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_immortal_objects_of_python_are_no_choice_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.12 counts them from its start."""
     frozen = FrozenObjects()
     with monkeypatch.context() as patched:

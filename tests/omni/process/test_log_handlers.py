@@ -112,7 +112,7 @@ def test_a_record_of_an_engine_is_shown_although_a_handler_raises():
     assert handler.messages == ["100% of it"]
 
 
-def test_a_record_of_an_engine_ends_no_other_engine_although_a_handler_raises(model: Path):
+def test_a_record_of_an_engine_leaves_no_process_although_a_handler_raises(model: Path):
     with opened_apart(model) as omni, raising() as handler:
         before = dict(pids_of(omni))
         with pytest.raises(StageError):
