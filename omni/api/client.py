@@ -109,6 +109,11 @@ class Client:
             self._closing = True
             self.executor.soon(self._shut_unseen)
 
+    def abandon(self) -> None:
+        """As `close_soon`, after a `start` that was interrupted, even before the executor's thread began. Not for finalizers."""
+        self._closing = True
+        self.executor.submit(self._shut_unseen)
+
     def _shut(self) -> None:
         if self._shut_once:
             return

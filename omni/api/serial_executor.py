@@ -39,9 +39,9 @@ class SerialExecutor:
         self._work.put(work)
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Has `work` called, in the caller's thread if the executor's has ended. Does not wait."""
+        """Has `work` called, in the caller's thread if the executor's has ended, or was not started. Does not wait."""
         self._work.put(work)
-        if self._ended.is_set():
+        if self._ended.is_set() or not self._thread.is_alive():
             # The thread may have emptied its queue before this was put.
             self._do_the_rest()
 

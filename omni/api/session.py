@@ -97,7 +97,7 @@ class Session:
         except BaseException:
             # Also after Ctrl-C: the engine processes already run before `start`.
             if client is not None:
-                client.close_soon()
+                client.abandon()
             elif loaded is not None:
                 loaded.engine.close()
             elif early is not None:

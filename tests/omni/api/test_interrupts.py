@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from omni.api.serial_executor import SerialExecutor
 from omni.errors import StageError
 from tests.support.echo_family import GATES, eventually
 from tests.support.echo_omni import ENDLESS, assert_nothing_held, opened
@@ -69,6 +70,18 @@ def test_while_a_model_is_started(model: Path, engine: str) -> None:
         "/omni/utils/closing.py",
     )
     assert everywhere(start, after, places, stride=11) > 5
+
+
+def test_before_the_thread_that_closes_a_model_is_started(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+
+    def interrupted(executor: SerialExecutor) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SerialExecutor, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opened(model, **{"engine.process": "process"})
+    assert eventually(lambda: set(threading.enumerate()) <= before)
 
 
 def test_while_it_is_closed_and_closed_again(model: Path) -> None:

@@ -320,7 +320,7 @@ def decode_attention(
         ALIBI=features.alibi_slopes is not None,
         SINKS=features.sinks is not None,
         num_stages=settings.num_stages,
-        **_warps(settings, block_g * block_d if together > 1 else 0),
+        **_threads(settings, block_g * block_d if together > 1 else 0),
         launch_pdl=overlap,
     )
     if splits > 1 and not fused:
@@ -328,7 +328,7 @@ def decode_attention(
         add_up_apart(out_RHD, partial_RHSD, lse_RHS, lengths_R, settings, window, positions, together)
 
 
-def _warps(settings: DecodeSettings, accumulated: int) -> dict[str, int | None]:
+def _threads(settings: DecodeSettings, accumulated: int) -> dict[str, int | None]:
     """Warps of a program and registers of a thread. The settings are those of one position. accumulated: numbers that a program of
     several accumulates, 0 for one position; a warp has at most 1024 of them."""
     if not accumulated:
